@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables this adapter reads or sets; nowhere else does it touch them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import attrs
+
+from trnport.core.errors import ConfigError
+
+DEVICES = ("cpu", "neuron")
+"""Values of TRNPORT_DEVICE."""
+
+
+@attrs.frozen
+class Environment:
+    """Settings from the environment.
+
+    Attributes:
+        device: TRNPORT_DEVICE, the device asked for; None leaves the choice to trnport.
+        kv_cache_gib: VLLM_CPU_KVCACHE_SPACE, GiB of KV cache on the host; None or 0 when
+            unset. The name is vLLM's own for its CPU backend.
+    """
+
+    device: str | None = None
+    kv_cache_gib: int | None = None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read and check the environment.
+
+    Args:
+        variables: Where to look; the process's environment when None.
+
+    Raises:
+        ConfigError: A variable has a value it cannot have.
+    """
+    source = os.environ if variables is None else variables
+    return Environment(
+        device=_device(source.get("TRNPORT_DEVICE", "")),
+        kv_cache_gib=_gibibytes("VLLM_CPU_KVCACHE_SPACE", source),
+    )
+
+
+def prefer_spawn() -> None:
+    """Have vLLM start its processes with spawn, unless the user chose otherwise.
+
+    A forked child of a process that has run PyTorch in parallel can hang in OpenMP.
+    """
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def _device(value: str) -> str | None:
+    if not value:
+        return None
+    if value not in DEVICES:
+        raise ConfigError(
+            f"TRNPORT_DEVICE={value!r} is not a device; choose one of {', '.join(DEVICES)}, or "
+            "unset it to let trnport decide"
+        )
+    return value
+
+
+def _gibibytes(name: str, source: Mapping[str, str]) -> int | None:
+    value = source.get(name, "")
+    if not value:
+        return None
+    if not value.isascii() or not value.isdecimal():
+        raise ConfigError(f"{name}={value!r} must be a whole number of GiB")
+    return int(value) or None

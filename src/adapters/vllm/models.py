@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our architectures in vLLM's model registry.
+
+vLLM inspects a model's class before it builds a configuration: does it generate text, does it
+take images? It never runs the class registered here; the worker builds the real model.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+PLATFORM_NAME = "NeuronPlatform"
+
+
+def register_where_active() -> None:
+    """Register every supported architecture, if our platform is the current one."""
+    from vllm.platforms import current_platform
+
+    if type(current_platform).__name__ == PLATFORM_NAME:
+        register_architectures()
+
+
+def register_architectures() -> None:
+    """Put a stand-in for every supported architecture into vLLM's registry."""
+    import torch
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    from trnport.models.registry import supported_architectures
+
+    # The class is made here and not at module level, so that importing this module does not
+    # import torch. Its methods and their argument names are what vLLM looks for.
+    class TextGenerationStandIn(torch.nn.Module):
+        """Says "text generation, nothing else" to vLLM's inspection."""
+
+        def __init__(self, vllm_config: object, prefix: str = "") -> None:
+            super().__init__()
+            _refuse()
+
+        def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+            _refuse()
+
+        def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            _refuse()
+
+        def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            _refuse()
+
+    for architecture in supported_architectures():
+        stand_in = type(architecture, (TextGenerationStandIn,), {})
+        ModelRegistry.register_model(architecture, stand_in)
+
+
+def _refuse() -> NoReturn:
+    raise NotImplementedError(
+        "this class only describes the model to vLLM; trnport's worker builds the real one"
+    )

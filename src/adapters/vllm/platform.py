@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The platform class: what vLLM asks about the machine and about a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from trnport.adapters.vllm.activation import neuron_device_exists
+from trnport.adapters.vllm.env import prefer_spawn, read_environment
+from trnport.adapters.vllm.log import plugin_logger
+from trnport.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = plugin_logger(__name__)
+
+WORKER = "trnport.adapters.vllm.worker.NeuronWorker"
+
+BLOCK_SIZE = 32
+"""Default positions per KV block: long enough for efficient reads of a block, short enough
+that prefixes are shared and the last block of a request wastes little."""
+
+
+class NeuronPlatform(Platform):
+    """vLLM on trnport.
+
+    Programs run on the host's CPU; there is no device adapter in this release. That is why
+    the device is called "cpu": vLLM hands the name to torch as a device type.
+    """
+
+    _enum = PlatformEnum.OOT
+    device_name: str = "cpu"
+    device_type: str = "cpu"
+    dispatch_key: str = "CPU"
+    ray_device_key: str = "neuron_cores"
+    device_control_env_var: str = "NEURON_RT_VISIBLE_CORES"
+    dist_backend: str = "gloo"
+    # vLLM compiles one helper of its sampler with this backend; "inductor" would need a C++
+    # compiler on the user's machine to count a few logprobs.
+    simple_compile_backend: str = "eager"
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """Dtypes for ``dtype="auto"``; the first replaces those that are not in the list."""
+        return [torch.bfloat16, torch.float32]
+
+    def is_cpu(self) -> bool:
+        """Whether tensors live in host memory.
+
+        vLLM also asks this before it calls accelerator functions of torch, at shutdown for
+        one, which raise where torch has no accelerator.
+        """
+        return self.device_type == "cpu"
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        """Name for vLLM's messages."""
+        return cls.device_name
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """Bytes of memory."""
+        from trnport.adapters.vllm.memory import host_memory
+
+        return host_memory().total
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """There is one device; nothing to choose."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Sampling happens on the host, whose generator vLLM seeds itself."""
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        """Pinned memory serves copies to a device."""
+        return False
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """We bring our own kernels; vLLM's empty build has none to import."""
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        """Refuse an impossible device before vLLM builds any configuration.
+
+        With a parser vLLM is only assembling its command line, and ``--help`` should work
+        wherever it is run.
+        """
+        if parser is None:
+            check_device()
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Fill in our defaults and refuse what this release does not do.
+
+        vLLM calls this again whenever it copies a configuration, so it is idempotent.
+
+        Raises:
+            ConfigError: The message names the setting, its value and the way out.
+        """
+        check_device()
+        prefer_spawn()
+        _choose_worker(vllm_config)
+        _choose_block_size(vllm_config)
+        _choose_cache_size(vllm_config)
+        _turn_off_vllm_compilation(vllm_config)
+        _turn_off_async_scheduling(vllm_config)
+        # vLLM builds configurations without a model in some of its own helpers.
+        if vllm_config.model_config is not None:
+            _check_model(vllm_config)
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """The block size is settled by :meth:`check_and_update_config`."""
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Refuse one request that cannot be served as asked."""
+        from trnport.adapters.vllm.requests import check_request
+
+        check_request(processed_inputs, params)
+
+
+def check_device() -> None:
+    """Refuse the device asked for, or found, when this release cannot run on it.
+
+    Raises:
+        ConfigError: TRNPORT_DEVICE is invalid, or means a Neuron device.
+    """
+    asked = read_environment().device
+    if (asked or ("neuron" if neuron_device_exists() else "cpu")) == "neuron":
+        raise ConfigError(
+            "this release of trnport runs programs on the host's CPU only, not on Neuron devices "
+            "yet; set TRNPORT_DEVICE=cpu to use it that way"
+        )
+
+
+def _choose_worker(vllm_config: VllmConfig) -> None:
+    if vllm_config.parallel_config.worker_cls == "auto":
+        vllm_config.parallel_config.worker_cls = WORKER
+
+
+def _choose_block_size(vllm_config: VllmConfig) -> None:
+    cache_config = vllm_config.cache_config
+    if not cache_config.user_specified_block_size:
+        cache_config.block_size = BLOCK_SIZE
+
+
+def _choose_cache_size(vllm_config: VllmConfig) -> None:
+    gibibytes = read_environment().kv_cache_gib
+    if gibibytes and vllm_config.cache_config.kv_cache_memory_bytes is None:
+        vllm_config.cache_config.kv_cache_memory_bytes = gibibytes * 2**30
+
+
+def _turn_off_vllm_compilation(vllm_config: VllmConfig) -> None:
+    from vllm.config import CompilationMode
+
+    # Our programs are compiled behind the Compiler port; vLLM's own pipeline has no model.
+    vllm_config.compilation_config.mode = CompilationMode.NONE
+
+
+def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
+    scheduler_config = vllm_config.scheduler_config
+    if scheduler_config.async_scheduling:
+        # Sampling needs a step's logits on the host, so there is nothing to overlap, and a
+        # request that ends would cost one more step.
+        logger.info_once("async scheduling is off: tokens are sampled on the host")
+        scheduler_config.async_scheduling = False
+
+
+def _check_model(vllm_config: VllmConfig) -> None:
+    from trnport.adapters.vllm.refusals import check_supported
+    from trnport.adapters.vllm.settings import neuron_config_of
+    from trnport.bootstrap import build_model
+
+    check_supported(vllm_config)
+    neuron_config = neuron_config_of(vllm_config)
+    model_config = vllm_config.model_config
+    # On the meta device this costs milliseconds and finds what the architecture refuses here,
+    # in the user's process, instead of in a worker's log.
+    build_model(model_config.hf_text_config, neuron_config, dtype=model_config.dtype)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests can be served; the others are refused by name, one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+UNSUPPORTED_PARAMETERS = (
+    ("prompt_logprobs", "prompt tokens are not scored; leave it out"),
+    ("prompt_logprob_token_ids", "prompt tokens are not scored; leave it out"),
+    ("thinking_token_budget", "limit the output with max_tokens instead"),
+    ("trace_decode_token_ids", "leave it out"),
+)
+"""Sampling parameters that would have no effect, and the way out."""
+
+
+def check_request(engine_input: Any, params: Any) -> None:
+    """Refuse a request that this release cannot serve as asked.
+
+    Args:
+        engine_input: vLLM's processed prompt, a mapping with a "type".
+        params: ``SamplingParams`` or ``PoolingParams``.
+
+    Raises:
+        VLLMValidationError: vLLM's HTTP server answers 400 and keeps running.
+    """
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    kind = engine_input["type"]
+    if kind not in {"token", "tokens", "text"}:
+        raise VLLMValidationError(
+            f"prompts of type {kind!r} are not supported; send text or token ids"
+        )
+    if not isinstance(params, SamplingParams):
+        raise VLLMValidationError("pooling requests are not supported; only generation is")
+    for name, way_out in UNSUPPORTED_PARAMETERS:
+        value = getattr(params, name)
+        if value is not None:
+            raise VLLMValidationError(f"{name} is not supported; {way_out}", parameter=name)

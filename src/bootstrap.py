@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root: the one place that chooses adapters.
+
+Everything is decided by explicit arguments and a validated NeuronConfig. Nowhere else
+does code ask which backend it runs on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from trnport.adapters.eager import EagerCompiler
+from trnport.adapters.local import SingleCollectives
+from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.safetensors import SafetensorsWeightSource
+from trnport.adapters.torch_cpu import TorchCpuKernels
+from trnport.core.config import NeuronConfig
+from trnport.core.context import ModelContext
+from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.executor import Progress, StepExecutor
+from trnport.core.engine.inputs import InputBuilder
+from trnport.core.engine.session import Limits, Session
+from trnport.core.errors import CheckpointError, ConfigError
+from trnport.core.model import CausalLM
+from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore, WeightSource
+from trnport.models.registry import resolve
+
+_T = TypeVar("_T")
+
+_KERNELS: MappingProxyType[str, Callable[[], Kernels]] = MappingProxyType(
+    {"torch_cpu": TorchCpuKernels}
+)
+_COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
+    {"eager": EagerCompiler}
+)
+
+DEFAULT_BLOCK_SIZE = 32
+"""Positions per KV block."""
+
+SUPPORTED_DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
+
+
+def kernels(name: str = "torch_cpu") -> Kernels:
+    """The Kernels adapter of that name.
+
+    Raises:
+        ConfigError: There is none; the message lists the names.
+    """
+    return _choose("kernels", name, _KERNELS)
+
+
+def compiler(name: str = "eager") -> Compiler:
+    """The Compiler adapter of that name.
+
+    Raises:
+        ConfigError: There is none; the message lists the names.
+    """
+    return _choose("compiler", name, _COMPILERS)
+
+
+def kv_cache_store() -> KVCacheStore:
+    """The store of paged KV caches."""
+    return PagedKVCacheStore()
+
+
+def weight_source(path: str | Path) -> WeightSource:
+    """The checkpoint at a directory or file.
+
+    Raises:
+        CheckpointError: It is missing, unreadable or damaged; the message names the file.
+    """
+    return SafetensorsWeightSource(path)
+
+
+def read_hf_config(path: str | Path) -> dict[str, Any]:
+    """The dictionary in a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: The file is missing or is not JSON.
+    """
+    file = Path(path) / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist; give a Hugging Face checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    return config
+
+
+def build_model(
+    hf_config: Any,
+    neuron_config: NeuronConfig,
+    *,
+    dtype: torch.dtype,
+    collectives: Collectives | None = None,
+    kernels: Kernels | None = None,
+) -> CausalLM:
+    """Build the model an architecture names, on the meta device.
+
+    Args:
+        hf_config: A Transformers configuration or the dictionary in config.json.
+        neuron_config: Validated settings.
+        dtype: Dtype of weights, activations and cache.
+        collectives: This rank's groups; one rank alone when None.
+        kernels: Operators; those that ``neuron_config`` names when None.
+
+    Raises:
+        UnsupportedModelError: No model is registered for the architecture.
+        UnsupportedConfigError: The model does not implement a field of the configuration.
+    """
+    architectures = (
+        hf_config.get("architectures") if isinstance(hf_config, dict) else hf_config.architectures
+    )
+    context = ModelContext.of(
+        kernels or _choose("kernels", neuron_config.kernels, _KERNELS),
+        collectives or SingleCollectives(),
+    )
+    model: CausalLM = resolve(architectures).from_configs(
+        hf_config, neuron_config, context=context, dtype=dtype
+    )
+    return model
+
+
+def build_executor(
+    model: CausalLM,
+    neuron_config: NeuronConfig,
+    *,
+    block_size: int,
+    max_model_len: int,
+    tp: int = 1,
+    device: torch.device | str = "cpu",
+    compiler: Compiler | None = None,
+) -> StepExecutor:
+    """Wire a loaded model with bound caches to a compiler.
+
+    Args:
+        model: The model; its caches are bound by the caller.
+        neuron_config: Validated settings.
+        block_size: Positions per KV block.
+        max_model_len: Most tokens of one request.
+        tp: Tensor-parallel degree.
+        device: Device of the step inputs.
+        compiler: Compiler; the one that ``neuron_config`` names when None.
+    """
+    inputs = InputBuilder(
+        buckets=Buckets.from_config(neuron_config, max_model_len=max_model_len),
+        layer_names=tuple(layer.name for layer in model.get_kv_spec().layers),
+        block_size=block_size,
+        tp=tp,
+        device=torch.device(device),
+    )
+    chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
+    return StepExecutor(model, chosen, inputs)
+
+
+def open_session(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    max_model_len: int = 2048,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    num_blocks: int | None = None,
+    neuron_config: dict[str, Any] | None = None,
+    source: WeightSource | None = None,
+    collectives: Collectives | None = None,
+    kernels: Kernels | None = None,
+    compiler: Compiler | None = None,
+    store: KVCacheStore | None = None,
+    progress: Progress | None = None,
+) -> Session:
+    """Load a checkpoint and return a warmed-up engine that needs no vLLM.
+
+    Args:
+        path: A Hugging Face checkpoint directory.
+        dtype: float32 or bfloat16.
+        max_model_len: Most tokens of one request, prompt and output together.
+        max_num_seqs: Most requests at a time.
+        max_num_batched_tokens: Most prompt tokens in one program; ``max_model_len`` when None.
+        block_size: Positions per KV block.
+        num_blocks: KV blocks, the null block included; enough for ``max_num_seqs`` requests
+            of full length when None.
+        neuron_config: Settings as in ``additional_config["neuron_config"]``.
+        source: Weights; the checkpoint's when None.
+        collectives: This rank's groups; one rank alone when None.
+        kernels: Operators; those that ``neuron_config`` names when None.
+        compiler: Compiler; the one that ``neuron_config`` names when None.
+        store: Allocates the caches; paged torch tensors when None.
+        progress: Told about every warm-up program.
+
+    Raises:
+        TrnportError: Anything about the settings, the model or the checkpoint that cannot
+            work, before weights are read wherever it can be known by then.
+    """
+    ranks = collectives or SingleCollectives()
+    settings = NeuronConfig.from_dict(
+        neuron_config or {},
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or max_model_len,
+        tp=ranks.size("tp"),
+    )
+    model = build_model(
+        read_hf_config(path), settings, dtype=dtype, collectives=ranks, kernels=kernels
+    )
+    model.load_weights(source or weight_source(path))
+    blocks_per_request = -(-max_model_len // block_size)
+    limits = Limits(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_prefill_tokens=settings.num_batched_tokens_buckets[-1],
+        block_size=block_size,
+        num_blocks=num_blocks or max_num_seqs * blocks_per_request + 1,
+        vocab_size=model.vocab_size,
+    )
+    caches = (store or kv_cache_store()).allocate(
+        model.get_kv_spec(), limits.num_blocks, block_size
+    )
+    model.bind_kv_cache(caches)
+    executor = build_executor(
+        model,
+        settings,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        tp=ranks.size("tp"),
+        compiler=compiler,
+    )
+    executor.warm_up(progress)
+    return Session(executor, limits)
+
+
+def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:
+    if name not in adapters:
+        raise ConfigError(f"{setting}={name!r} is not available; choose one of {sorted(adapters)}")
+    return adapters[name]()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests an engine is working on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from trnport.core.engine.sampling import SamplingParams
+from trnport.core.errors import RequestError
+
+
+@attrs.define(eq=False)
+class Request:
+    """One sequence.
+
+    Attributes:
+        request_id: Unique name.
+        token_ids: Every known token: the prompt, then what was generated.
+        num_prompt_tokens: How many of them are the prompt.
+        sampling: How the next token is chosen.
+        block_ids: KV blocks owned, in order of position.
+        num_computed_tokens: Leading tokens whose keys and values are in the cache.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    block_ids: list[int] = attrs.field(factory=list)
+    num_computed_tokens: int = 0
+
+
+class BatchState:
+    """Requests by id, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """Add a request.
+
+        Raises:
+            RequestError: The id is taken, or there is no token to compute.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is already in the batch")
+        if not request.token_ids:
+            raise RequestError(f"request {request.request_id!r} has an empty prompt; send a token")
+        self._requests[request.request_id] = request
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request; unknown ids are ignored, since an abort may arrive twice."""
+        self._requests.pop(request_id, None)
+
+    def __getitem__(self, request_id: str) -> Request:
+        return self._requests[request_id]
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+
+@attrs.frozen
+class Work:
+    """New tokens to compute for one request in one step."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """One new token on top of cached ones, whatever the token's origin.
+
+        The last token of a prompt whose rest is cached and a resumed request's last token
+        qualify too: the decode program computes exactly that.
+        """
+        return self.num_tokens == 1 and self.request.num_computed_tokens > 0
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the step computes the last known token, so that the next can be sampled."""
+        done = self.request.num_computed_tokens + self.num_tokens
+        return done >= len(self.request.token_ids)
+
+
+def split_by_phase(
+    batch: BatchState, scheduled: Mapping[str, int]
+) -> tuple[list[Work], list[Work]]:
+    """Split a step's work into prefills and decodes.
+
+    Args:
+        batch: All requests.
+        scheduled: Request id to number of new tokens, each at least 1.
+
+    Returns:
+        Prefills and decodes, each in the order of ``scheduled``.
+    """
+    work = [Work(batch[request_id], count) for request_id, count in scheduled.items()]
+    return [w for w in work if not w.is_decode], [w for w in work if w.is_decode]

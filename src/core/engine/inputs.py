@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the padded tensors of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from trnport.core.engine.batch import Request, Work
+from trnport.core.engine.buckets import Buckets
+from trnport.core.kv.slots import PAD_SLOT, slot_mapping
+from trnport.core.metadata import AttentionMetadata, StepInput
+
+PAD_TOKEN = 0
+"""Any valid id does: padding rows are inert."""
+
+DECODE_TOKEN_THRESHOLD = 1
+"""Query length of a decode row; grows with drafted tokens once there is speculation."""
+
+
+def _int64(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _int32(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@attrs.frozen
+class InputBuilder:
+    """Turns requests into step inputs of a bucket's shape.
+
+    Attributes:
+        buckets: The shapes that exist.
+        layer_names: Keys of the attention metadata.
+        block_size: Positions per cache block.
+        tp: Tensor-parallel degree; prefill tokens are padded to a multiple of it so that
+            every rank holds an equal share in sequence parallelism.
+        device: Where the tensors go.
+    """
+
+    buckets: Buckets
+    layer_names: tuple[str, ...]
+    block_size: int
+    tp: int = 1
+    device: torch.device = torch.device("cpu")
+
+    def prefill(self, work: Work) -> StepInput:
+        """One request's next chunk of prompt."""
+        request, count = work.request, work.num_tokens
+        start = request.num_computed_tokens
+        bucket = self.buckets.prefill(count)
+        context = self.buckets.prior_context(start)
+        padded = self.buckets.padded_tokens(bucket, self.tp)
+        padding = padded - count
+        positions = list(range(start, start + count))
+        slots = slot_mapping(request.block_ids, start, start + count, self.block_size)
+        metadata = AttentionMetadata(
+            block_table_tensor=self._block_tables([request], context, rows=1),
+            slot_mapping=_int64(slots + [PAD_SLOT] * padding, self.device),
+            cached_seq_len=_int32([[start]], self.device),
+            seq_lens=_int32([len(request.token_ids)], self.device),
+            max_query_len=padded,
+            block_size=self.block_size,
+            max_blocks_per_seq=self._columns(context),
+            decode_token_threshold=DECODE_TOKEN_THRESHOLD,
+            kv_segment_size=padded if context else 0,
+            swa_kv_pos_offset=_int32([0], self.device),
+        )
+        tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
+        return StepInput(
+            name=f"prefill_s{bucket}" + (f"_ctx{context}" if context else ""),
+            input_ids=_int64(tokens, self.device),
+            # The last real position is repeated: a padding row then never reads past the
+            # positions that exist.
+            positions=_int32(positions + positions[-1:] * padding, self.device),
+            attn_metadata=dict.fromkeys(self.layer_names, metadata),
+            sampling_positions=_int64([count - 1], self.device),
+        )
+
+    def decode(self, requests: Sequence[Request]) -> StepInput:
+        """One new token for each of several requests."""
+        positions = [request.num_computed_tokens for request in requests]
+        rows = self.buckets.decode(len(requests))
+        context = self.buckets.context(max(positions) + 1)
+        padding = rows - len(requests)
+        slots = [
+            slot_mapping(request.block_ids, position, position + 1, self.block_size)[0]
+            for request, position in zip(requests, positions, strict=True)
+        ]
+        metadata = AttentionMetadata(
+            block_table_tensor=self._block_tables(requests, context, rows),
+            slot_mapping=_int64(slots + [PAD_SLOT] * padding, self.device),
+            cached_seq_len=_int32([[max(positions)]], self.device),
+            seq_lens=_int32([p + 1 for p in positions] + [1] * padding, self.device),
+            max_query_len=1,
+            block_size=self.block_size,
+            max_blocks_per_seq=self._columns(context),
+            decode_token_threshold=DECODE_TOKEN_THRESHOLD,
+            kv_segment_size=0,
+            swa_kv_pos_offset=_int32([0] * rows, self.device),
+        )
+        tokens = [r.token_ids[p] for r, p in zip(requests, positions, strict=True)]
+        return StepInput(
+            name=f"decode_b{rows}_ctx{context}",
+            input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
+            positions=_int32(positions + [0] * padding, self.device),
+            attn_metadata=dict.fromkeys(self.layer_names, metadata),
+            sampling_positions=_int64(range(rows), self.device),
+        )
+
+    def _columns(self, context: int) -> int:
+        # A chunk without cached prefix reads no table; one column keeps the shape non-empty.
+        return max(1, -(-context // self.block_size))
+
+    def _block_tables(self, requests: Sequence[Request], context: int, rows: int) -> Tensor:
+        columns = self._columns(context)
+        table = torch.full((rows, columns), -1, dtype=torch.int32)
+        for row, request in enumerate(requests):
+            owned = request.block_ids[:columns]
+            table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+        # Block 0 is the null block, which vLLM also uses for "none".
+        return table.masked_fill_(table == 0, -1).to(self.device)

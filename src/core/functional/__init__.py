@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that models call: compositions of kernels and collectives."""
+
+from trnport.core.functional.attention import attention
+from trnport.core.functional.parallel import gather_tokens, reduce_tokens
+
+__all__ = ["attention", "gather_tokens", "reduce_tokens"]

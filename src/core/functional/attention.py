@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a paged cache: write, then read what the phase needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from trnport.core.metadata import AttentionMetadata
+from trnport.core.ports.kernels import Kernels
+
+
+def attention(
+    kernels: Kernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_cache: Sequence[Tensor],
+    positions: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Write the new keys and values, then attend in the step's phase.
+
+    Args:
+        kernels: The Kernels port.
+        q: ``[T, Hq, D]``, rotated.
+        k: ``[T, Hk, D]``, rotated.
+        v: ``[T, Hk, D]``.
+        kv_cache: ``[k_cache, v_cache]`` of the layer.
+        positions: ``[T]`` int32.
+        metadata: The layer's metadata.
+        scale: Multiplies the scores.
+        sliding_window: Latest positions a query sees, itself included; None for all.
+        sinks: ``[Hq]`` softmax sinks, or None.
+
+    Returns:
+        ``[T, Hq, D]``.
+    """
+    k_cache, v_cache = kv_cache
+    kernels.kv_write(k, v, k_cache, v_cache, metadata.slot_mapping)
+    if metadata.is_decode:
+        return kernels.decode_attention(
+            q, k_cache, v_cache, metadata.block_table_tensor, positions,
+            scale=scale, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip
+    valid = metadata.slot_mapping >= 0
+    if not metadata.kv_segment_size:
+        return kernels.prefill_attention(
+            q, k, v, valid, scale=scale, sliding_window=sliding_window, sinks=sinks
+        )
+    return kernels.prefill_attention_with_prior(
+        q, k, v, valid, k_cache, v_cache, metadata.block_table_tensor, metadata.cached_seq_len,
+        scale=scale, sliding_window=sliding_window, sinks=sinks,
+    )  # fmt: skip

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV cache bookkeeping: what layers need, and where each token's entry goes."""
+
+from trnport.core.kv.slots import NULL_BLOCK, PAD_SLOT, slot_mapping
+from trnport.core.kv.spec import KVSpec, LayerSpec
+
+__all__ = ["NULL_BLOCK", "PAD_SLOT", "KVSpec", "LayerSpec", "slot_mapping"]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of one step, as the engine builds them and a model reads them."""
+
+from __future__ import annotations
+
+import attrs
+from torch import Tensor
+
+
+@attrs.frozen(eq=False)
+class AttentionMetadata:
+    """What an attention layer needs beside its activations.
+
+    T is the padded token count and B the padded row count; prefill has B = 1. Integers are
+    part of a program's signature, tensors are not.
+
+    Attributes:
+        block_table_tensor: ``[B, M]`` int32, unowned entries -1.
+        slot_mapping: ``[T]`` int64, padding -1.
+        cached_seq_len: ``[1, 1]`` int32, the largest number of already cached tokens of a row.
+        seq_lens: ``[B]`` int32, tokens of each row known so far, prompt included. Only RoPE
+            types whose frequencies depend on the sequence length read it. Padding 1.
+        max_query_len: Padded tokens per row.
+        block_size: Positions per cache block.
+        max_blocks_per_seq: M.
+        decode_token_threshold: Largest query length that takes the decode path.
+        kv_segment_size: 0 when no row has a cached prefix to attend to, else T.
+        swa_kv_pos_offset: ``[B]`` int32, first position held by a trimmed sliding-window
+            table; zeros otherwise.
+    """
+
+    block_table_tensor: Tensor
+    slot_mapping: Tensor
+    cached_seq_len: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    block_size: int
+    max_blocks_per_seq: int
+    decode_token_threshold: int
+    kv_segment_size: int
+    swa_kv_pos_offset: Tensor
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the step runs the decode path."""
+        return self.max_query_len <= self.decode_token_threshold
+
+
+@attrs.frozen(eq=False)
+class StepInput:
+    """One padded model call.
+
+    Attributes:
+        name: Program name, such as "prefill_s128" or "decode_b4_ctx256".
+        input_ids: ``[T]`` int64, padding 0.
+        positions: ``[T]`` int32; prefill padding repeats the last real position, decode
+            padding is 0.
+        attn_metadata: Layer name to metadata.
+        sampling_positions: ``[B]`` int64, rows of the hidden states to compute logits for.
+    """
+
+    name: str
+    input_ids: Tensor
+    positions: Tensor
+    attn_metadata: dict[str, AttentionMetadata]
+    sampling_positions: Tensor
+
+    def model_kwargs(self) -> dict[str, object]:
+        """Arguments of ``model.forward``; every keyword is always present."""
+        return {
+            "input_ids": self.input_ids,
+            "positions": self.positions,
+            "attn_metadata": self.attn_metadata,
+            "sampling_positions": self.sampling_positions,
+            "sampling_params": None,
+            "spec_decode_metadata": None,
+            "logit_mask": None,
+            "rank": None,
+            "inputs_embeds": None,
+            "is_token_ids": None,
+        }
+
+
+@attrs.frozen(eq=False)
+class ModelOutput:
+    """What a model returns.
+
+    Attributes:
+        logits: ``[B, vocab_size]`` in the model's dtype, gathered over ranks, or None.
+        token_ids: ``[B]`` int64 when the program samples, else None.
+        aux_hidden_states: Extra hidden states for a drafter, else None.
+    """
+
+    logits: Tensor | None = None
+    token_ids: Tensor | None = None
+    aux_hidden_states: tuple[Tensor, ...] | None = None

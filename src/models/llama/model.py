@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama (Touvron et al., 2023), for one tensor-parallel rank.
+
+In prefill the residual stream is sequence parallel: each rank holds 1/tp of the tokens,
+gathers all of them in front of attention and MLP, and reduce-scatters behind. In decode
+every rank holds all rows and an all-reduce takes the place of both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trnport.core.context import ModelContext
+from trnport.core.functional import attention, gather_tokens, reduce_tokens
+from trnport.core.kv.spec import KVSpec, LayerSpec
+from trnport.core.metadata import AttentionMetadata, ModelOutput
+from trnport.core.nn import (
+    GatedMLP,
+    LMHead,
+    OutputProjection,
+    QKVProjection,
+    RMSNorm,
+    RotaryEmbedding,
+    VocabDimShardedEmbedding,
+)
+from trnport.core.parallel import HeadSharding
+from trnport.core.ports.weights import WeightSource
+from trnport.core.weights import load_weights
+from trnport.models.llama.config import LlamaConfig
+from trnport.models.llama.weights import llama_mapping
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention with rotary positions over a paged cache."""
+
+    def __init__(self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype) -> None:
+        super().__init__()
+        heads = HeadSharding(
+            config.num_attention_heads, config.num_key_value_heads, ctx.tp.world_size
+        )
+        args = (config.hidden_size, heads, config.head_dim, config.attention_bias, ctx, dtype)
+        self.qkv_proj = QKVProjection(*args)
+        self.o_proj = OutputProjection(*args)
+        self.kernels = ctx.kernels
+        self.scale = config.head_dim**-0.5
+        self.num_kv_heads = heads.kv_heads_per_rank
+        self.kv_cache: list[Tensor] = []
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Attend: ``[T, H]`` to this rank's partial sum ``[T, H]``."""
+        q, k, v = self.qkv_proj(x)
+        q, k = self.kernels.rope(q, k, *rope)
+        out = attention(
+            self.kernels, q, k, v, self.kv_cache, positions, metadata, scale=self.scale
+        )
+        return self.o_proj(out)
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(
+        self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype, index: int
+    ) -> None:
+        super().__init__()
+        self.name = f"layers.{index}.self_attn"
+        self.tp = ctx.tp
+        norm_args = (config.hidden_size, config.rms_norm_eps, ctx, dtype)
+        self.input_layernorm = RMSNorm(*norm_args)
+        self.self_attn = LlamaAttention(config, ctx, dtype)
+        self.post_attention_layernorm = RMSNorm(*norm_args)
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, config.mlp_bias, ctx, dtype
+        )
+
+    def forward(
+        self, h: Tensor, rope: tuple[Tensor, Tensor], positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """One layer on the residual stream: ``[T/tp, H]`` in prefill, ``[B, H]`` in decode."""
+        x = gather_tokens(self.input_layernorm(h), self.tp, metadata)
+        h = h + reduce_tokens(self.self_attn(x, rope, positions, metadata), self.tp, metadata)
+        x = gather_tokens(self.post_attention_layernorm(h), self.tp, metadata)
+        return h + reduce_tokens(self.mlp(x), self.tp, metadata)
+
+
+class LlamaModel(nn.Module):
+    """The decoder stack with its embedding and LM head."""
+
+    def __init__(self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.tp = ctx.tp
+        self.dtype = dtype
+        self.embed_tokens = VocabDimShardedEmbedding(
+            config.vocab_size, config.hidden_size, ctx, dtype
+        )
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config, ctx, dtype, i) for i in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx, dtype)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, ctx, dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.config.vocab_size
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attn_metadata: dict[str, AttentionMetadata],
+        sampling_positions: Tensor,
+        sampling_params: Tensor | None = None,
+        spec_decode_metadata: Any = None,
+        logit_mask: Tensor | None = None,
+        rank: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_token_ids: Tensor | None = None,
+    ) -> ModelOutput:
+        """Logits of the sampled rows; shapes in :class:`trnport.core.metadata.StepInput`."""
+        metadata = next(iter(attn_metadata.values()))
+        h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
+        rope = self.rotary(positions, metadata.seq_lens)
+        for layer in self.layers:
+            h = layer(h, rope, positions, attn_metadata[layer.name])
+        h = gather_tokens(self.norm(h), self.tp, metadata)
+        return ModelOutput(logits=self.lm_head(h.index_select(0, sampling_positions)))
+
+    def load_weights(self, source: WeightSource, device: torch.device | str = "cpu") -> None:
+        """Read this rank's share of a Hugging Face checkpoint.
+
+        Raises:
+            CheckpointError: Names every missing, unexpected and mis-shaped tensor.
+        """
+        mapping = llama_mapping(self.config, source)
+        load_weights(self, source, mapping, rank=self.tp.rank_in_group, device=device)
+
+    def get_kv_spec(self) -> KVSpec:
+        """Cache needs of this rank."""
+        return KVSpec(
+            LayerSpec(layer.name, layer.self_attn.num_kv_heads, self.config.head_dim, self.dtype)
+            for layer in self.layers
+        )
+
+    def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:
+        """Give each layer its ``[k_cache, v_cache]``."""
+        for layer in self.layers:
+            layer.self_attn.kv_cache = kv_caches[layer.name]
