@@ -9,6 +9,7 @@ MODEL ?=
 SERVED_NAME ?= smollm2
 SERVE_ARGS ?= --max-model-len 2048 --max-num-seqs 8
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 export PYTHON VENV
 export VLLM_NO_USAGE_STATS ?= 1
 
@@ -22,9 +23,9 @@ MODEL_DIRECTORY = $(or $(MODEL),$$($(DEMO_MODEL)))
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
-	@echo "variables: PYTHON VENV PORT MODEL SERVED_NAME SERVE_ARGS PYTEST_ARGS TORCH_INDEX"
+	@echo "variables: PYTHON VENV PORT MODEL SERVED_NAME SERVE_ARGS PYTEST_ARGS BENCH_ARGS TORCH_INDEX"
 
-setup: ## make the virtual environment (five minutes at first, then nothing)
+setup: ## make the virtual environment (two to five minutes at first, then nothing)
 	@bash scripts/setup.sh
 
 model: setup ## fetch, check and convert the demo model (a minute at first)
@@ -56,8 +57,9 @@ format: setup ## rewrite the sources in the formatter's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup model ## measure what benchmarks/ holds
-	$(BIN)/pytest benchmarks --benchmark-enable --benchmark-only $(PYTEST_ARGS)
+bench: setup ## decode speed next to Transformers, with the demo model (or MODEL=directory)
+	@model="$(MODEL_DIRECTORY)" && \
+	exec $(BIN)/python benchmarks/decode_vs_transformers.py --model "$$model" $(BENCH_ARGS)
 
 clean: ## remove build outputs and tool caches (the demo model stays in the user's cache)
 	rm -rf build dist *.egg-info src/*.egg-info

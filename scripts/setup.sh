@@ -65,7 +65,7 @@ install_trnport() {
 
 # step NAME DESCRIPTION FUNCTION [FILE...]: run FUNCTION unless it succeeded before with the same
 # commands, versions and FILEs, after the same steps.
-chain="$TORCH $VLLM"
+chain=
 number=0
 step() {
     local name=$1 description=$2 function=$3 stamp
@@ -88,8 +88,10 @@ step() {
 }
 
 step venv "virtual environment $VENV (a few seconds)" create_venv
+chain+=$TORCH
 step torch "CPU build of torch $TORCH (190 MB; about a minute)" install_torch
 step tools "build tools (half a minute)" install_build_tools constraints.txt
-step vllm "vLLM $VLLM from source, as pure Python (two to four minutes)" install_vllm constraints.txt
+chain+=$VLLM
+step vllm "vLLM $VLLM from source, as pure Python (one to three minutes)" install_vllm constraints.txt
 step trnport "trnport and its test tools (one minute)" install_trnport \
     constraints.txt pyproject.toml setup.py

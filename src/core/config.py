@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the engine: ``additional_config["neuron_config"]``.
+
+The names are those of the published vLLM Neuron configuration. A key that this release does
+not implement is known by name and refused unless it holds its neutral value, so that no
+setting is ever silently ignored. The options table in the documentation is generated from the
+metadata of these fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Self
+
+import attrs
+
+from trnport.core.errors import ConfigError
+
+SMALLEST_DEFAULT_TOKENS_BUCKET = 128
+"""Smaller default programs would save little: 128 is the width of one attention tile."""
+
+SMALLEST_PREFILL_BUCKET = 2
+"""A program of one token takes the decode path."""
+
+_VISION_KEYS = frozenset(
+    {
+        "num_vision_tokens_buckets",
+        "vision_attention_block_size",
+        "max_vision_seq_len",
+        "tp_size",
+        "dp_size",
+        "encoder_cache_num_blocks",
+        "encoder_cache_min_hold_time_ms",
+    }
+)
+_PROFILER_KEYS = frozenset(
+    {"activities", "neuron_cores", "output_dir", "sys_trace_max_events_per_nc"}
+)
+
+# Other dictionaries of additional_config, whose keys people put into this one by mistake.
+_SIBLING_NAMESPACES = MappingProxyType(
+    {"vision_neuron_config": _VISION_KEYS, "neuron_profiler": _PROFILER_KEYS}
+)
+
+_SIBLING_SWITCH = "mm_language_model_only"
+
+
+def _fail(name: str, value: object, rule: str) -> None:
+    raise ConfigError(f"neuron_config.{name}={value!r}: {rule}")
+
+
+def _json(*values: object) -> str:
+    """Values as a user spells them in JSON."""
+    return " or ".join(map(json.dumps, values))
+
+
+def _to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _ascending(smallest: int) -> Any:
+    """Validator of a list of bucket sizes that starts at ``smallest`` or above."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, tuple) or not value or not all(type(v) is int for v in value):
+            _fail(field.name, value, "must be a non-empty list of integers")
+        if value[0] < smallest:
+            _fail(field.name, list(value), f"buckets must be at least {smallest}")
+        if any(a >= b for a, b in pairwise(value)):
+            _fail(field.name, list(value), "buckets must be strictly ascending")
+
+    return check
+
+
+def _one_of(*names: str) -> Any:
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if value not in names:
+            _fail(field.name, value, f"must be one of {', '.join(map(repr, names))}")
+
+    return check
+
+
+def _only(*neutral: object) -> Any:
+    """Validator of a setting whose effect is not implemented: neutral values only."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        # 0 == False and 1 == True, so the type counts.
+        if not any(type(value) is type(n) and value == n for n in neutral):
+            _fail(
+                field.name,
+                value,
+                f"not implemented in this release; leave it out or set it to {_json(*neutral)}",
+            )
+
+    return check
+
+
+def _option(
+    kind: str, doc: str, valid: str, validator: Any, *, default: Any, default_doc: str = ""
+) -> Any:
+    """An implemented setting."""
+    metadata = {
+        "type": kind,
+        "doc": doc,
+        "valid": valid,
+        "default": default_doc,
+        "since": "0.33.0.0",
+        "implemented": True,
+    }
+    return attrs.field(default=default, converter=_to_tuple, validator=validator, metadata=metadata)
+
+
+def _planned(kind: str, doc: str, *neutral: object) -> Any:
+    """A setting that is known by name only; its first neutral value is the default."""
+    metadata = {
+        "type": kind,
+        "doc": doc,
+        "valid": _json(*neutral),
+        "default": "",
+        "since": "",
+        "implemented": False,
+    }
+    return attrs.field(default=neutral[0], validator=_only(*neutral), metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class NeuronConfig:
+    """Validated settings. Build it with :meth:`from_dict`, which knows the limits.
+
+    The fields and their meaning are listed in docs/options.md.
+
+    Raises:
+        ConfigError: A value is out of range or not implemented; the message names the key.
+    """
+
+    num_batched_tokens_buckets: tuple[int, ...] = _option(
+        "list of integers",
+        "Numbers of prompt tokens for which a prefill program exists. A chunk of a prompt runs in "
+        "the smallest one that holds it.",
+        "at least 2, strictly ascending, the last one equal to "
+        "min(max_num_batched_tokens, max_model_len)",
+        _ascending(SMALLEST_PREFILL_BUCKET),
+        default=attrs.NOTHING,
+        default_doc="powers of two from 128, then the limit",
+    )
+    num_seqs_buckets: tuple[int, ...] = _option(
+        "list of integers",
+        "Numbers of sequences for which a decode program exists.",
+        "positive, strictly ascending, the last one equal to max_num_seqs",
+        _ascending(1),
+        default=attrs.NOTHING,
+        default_doc="powers of two from 1, then the limit",
+    )
+    decode_context_length_buckets: tuple[int, ...] | None = _option(
+        "list of integers or null",
+        "Context lengths for which separate decode programs, and prefill programs over a cached "
+        "prefix, exist; max_model_len is always added. Short contexts then read a shorter cache. "
+        "Each one multiplies the number of programs.",
+        "at least 2, strictly ascending, each below max_model_len; multiples of block_size waste "
+        "nothing",
+        attrs.validators.optional(_ascending(2)),
+        default=None,
+        default_doc="null: max_model_len only",
+    )
+    kernels: str = _option(
+        "string",
+        "Which set of operators computes the model.",
+        "`torch_cpu`",
+        _one_of("torch_cpu"),
+        default="torch_cpu",
+    )
+    compiler: str = _option(
+        "string",
+        "What turns the model into programs.",
+        "`eager`",
+        _one_of("eager"),
+        default="eager",
+    )
+    kv_segment_size_buckets: None = _planned(
+        "list of integers or null", "Segment sizes of the segmented prefill kernel.", None
+    )
+    on_device_sampling_config: None = _planned(
+        "dictionary or null", "Sample inside the program; null samples on the host.", None
+    )
+    enable_structured_outputs: bool = _planned(
+        "boolean", "Constrain outputs with a grammar.", False
+    )
+    quantization: None = _planned("string or null", "Weight format, such as `mxfp4`.", None)
+    fp8_packed_kv: bool = _planned("boolean", "Packed layout of an FP8 key cache.", False)
+    ep_degree: int | None = _planned("integer or null", "Expert-parallel degree.", None, 1)
+    attention_dp_size: int = _planned(
+        "integer", "Shard decode attention over this many data-parallel replicas.", 1
+    )
+    embedding_dp_size: int = _planned("integer", "The same for the embedding.", 1)
+    lm_head_dp_size: int = _planned("integer", "The same for the LM head.", 1)
+    mlp_dp_size: int = _planned("integer", "The same for the MLP.", 1)
+    apply_prefill_dcp: bool = _planned(
+        "boolean", "Shard a prompt over decode-context-parallel groups.", False
+    )
+    tensor_capture: None = _planned("dictionary or null", "Record intermediate tensors.", None)
+    tensor_replacement: None = _planned("dictionary or null", "Inject intermediate tensors.", None)
+
+    @classmethod
+    def from_dict(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        tp: int = 1,
+    ) -> Self:
+        """Validate a user's dictionary and fill in the defaults.
+
+        Args:
+            values: Keys of :class:`NeuronConfig`; null stands for the default.
+            max_model_len: Most tokens of one request.
+            max_num_seqs: Most requests in one decode step.
+            max_num_batched_tokens: Most prompt tokens in one step.
+            tp: Tensor-parallel degree. Buckets need not be multiples of it: the input builder
+                pads the tensors of a bucket up to one.
+
+        Raises:
+            ConfigError: A key is unknown, or a value is out of range, not implemented or in
+                conflict with a limit.
+        """
+        _check_limits(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            tensor_parallel_size=tp,
+        )
+        _check_known(values, tuple(field.name for field in attrs.fields(cls)))
+        max_tokens = min(max_num_batched_tokens, max_model_len)
+        given = {key: value for key, value in values.items() if value is not None}
+        given.setdefault(
+            "num_batched_tokens_buckets",
+            default_buckets(SMALLEST_DEFAULT_TOKENS_BUCKET, max_tokens),
+        )
+        given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
+        config = cls(**given)
+        config.check_against(
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_tokens=max_tokens
+        )
+        return config
+
+    def check_against(self, *, max_model_len: int, max_num_seqs: int, max_tokens: int) -> None:
+        """Check the buckets against the engine's limits.
+
+        Raises:
+            ConfigError: Some length, batch or chunk within the limits would find no bucket, or
+                a bucket can never be used.
+        """
+        _check_last(
+            "num_batched_tokens_buckets",
+            self.num_batched_tokens_buckets,
+            max_tokens,
+            "min(max_num_batched_tokens, max_model_len)",
+        )
+        _check_last("num_seqs_buckets", self.num_seqs_buckets, max_num_seqs, "max_num_seqs")
+        contexts = self.decode_context_length_buckets
+        if contexts is not None and contexts[-1] >= max_model_len:
+            _fail(
+                "decode_context_length_buckets",
+                list(contexts),
+                f"every bucket must be below max_model_len={max_model_len}, which is added "
+                "by itself",
+            )
+
+    def describe(self) -> str:
+        """One line for logs: every implemented setting, and nothing that has no effect."""
+        return ", ".join(
+            f"{field.name}={_plain(getattr(self, field.name))}"
+            for field in attrs.fields(type(self))
+            if field.metadata["implemented"]
+        )
+
+
+def default_buckets(smallest: int, limit: int) -> tuple[int, ...]:
+    """Powers of two from ``smallest`` while below ``limit``, then ``limit`` itself.
+
+    Args:
+        smallest: A power of two.
+        limit: At least 1.
+    """
+    buckets = []
+    size = smallest
+    while size < limit:
+        buckets.append(size)
+        size *= 2
+    return (*buckets, limit)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_limits(**limits: int) -> None:
+    for name, value in limits.items():
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name}={value!r} must be a positive integer")
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        if limits[name] < SMALLEST_PREFILL_BUCKET:
+            raise ConfigError(
+                f"{name}={limits[name]} leaves no room for a prompt and an answer; "
+                f"it must be at least {SMALLEST_PREFILL_BUCKET}"
+            )
+
+
+def _check_last(name: str, buckets: Sequence[int], limit: int, meaning: str) -> None:
+    if buckets[-1] != limit:
+        _fail(name, list(buckets), f"the last bucket must equal {meaning}, which is {limit}")
+
+
+def _check_known(values: object, known: Sequence[str]) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"neuron_config must be a dictionary, not {values!r}")
+    for key in values:
+        if key not in known:
+            raise ConfigError(_unknown_key(str(key), known))
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    message = f"unknown key {key!r} in neuron_config"
+    if key == _SIBLING_SWITCH or key in _SIBLING_NAMESPACES:
+        return f"{message}; it belongs next to neuron_config in additional_config, not inside"
+    for namespace, keys in _SIBLING_NAMESPACES.items():
+        if key in keys:
+            return f"{message}; it belongs to additional_config[{namespace!r}]"
+    nearest = difflib.get_close_matches(key, known, n=1)
+    if nearest:
+        return f"{message}; did you mean {nearest[0]!r}?"
+    return f"{message}; known keys are {', '.join(known)}"

@@ -29,7 +29,8 @@ def with_operator(base: Kernels, **operators: Callable[..., Any]) -> Kernels:
 
     Args:
         base: Supplies every operator that is not replaced; it is left as it is.
-        operators: Operator name to a callable with that operator's parameters.
+        operators: Operator name to a callable with that operator's parameters. Those before
+            the ``*`` are passed in order, so they may have other names.
 
     Raises:
         ConfigError: No such operator, or a callable that does not take its parameters.

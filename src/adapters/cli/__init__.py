@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chat.add_argument("--max-model-len", type=int, default=2048, help="longest conversation")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     chat.add_argument("--seed", type=int, default=None, help="fixes random answers")
-    chat.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    chat.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     arguments = parser.parse_args(argv)
     # Imported here so that --help does not wait for torch.
     from trnport.adapters.cli.chat import run_chat

@@ -31,6 +31,8 @@ from typing import IO, Any
 
 import attrs
 
+from trnport.core.errors import TrnportError
+
 MANIFEST = "trnport_manifest.json"
 #: Part of the manifest: raise it when the conversion changes what it writes.
 RECIPE = 1
@@ -40,7 +42,7 @@ _CHUNK = 1 << 20
 Report = Callable[[str], None]
 
 
-class DemoModelError(Exception):
+class DemoModelError(TrnportError):
     """The demo model cannot be had; the message says why and what to do."""
 
 

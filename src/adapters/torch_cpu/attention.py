@@ -42,9 +42,9 @@ class Keys(NamedTuple):
             start: Position of row 0, an integer scalar.
         """
         mask = valid[:, None, None]
-        clean = (torch.where(mask, x, 0.0).transpose(0, 1)[None] for x in (k, v))
-        positions = torch.arange(len(k), device=k.device) + start
-        return cls(*clean, positions, valid[None])
+        k, v = (torch.where(mask, x, 0.0).transpose(0, 1)[None] for x in (k, v))
+        positions = torch.arange(len(valid), device=valid.device) + start
+        return cls(k, v, positions, valid[None])
 
     @classmethod
     def of_cache(
@@ -98,7 +98,6 @@ class Keys(NamedTuple):
 
 def chunk_attention(
     q: Tensor,
-    valid: Tensor,
     keys: Keys,
     scale: float,
     window: int | None,
@@ -109,7 +108,6 @@ def chunk_attention(
 
     Args:
         q: ``[T, Hq, D]``.
-        valid: ``[T]`` bool.
         keys: Of one row.
         scale: Multiplies the scores.
         window: As in :meth:`Keys.seen_from`.
@@ -121,7 +119,7 @@ def chunk_attention(
     """
     queries = torch.arange(len(q), device=q.device) + start
     seen = keys.seen_from(queries[None], window)
-    q = torch.where(valid[:, None, None], q, 0.0).transpose(0, 1)[None]
+    q = q.transpose(0, 1)[None]
     sinks = None if sinks is None else sinks[:, None, None]
     return _attend(q, keys.k, keys.v, seen, scale, sinks)[0].transpose(0, 1)
 
@@ -148,7 +146,6 @@ def row_attention(
         ``[B, Hq, D]``; zeros for a row that sees no key.
     """
     seen = keys.seen_from(positions[:, None], window)
-    q = torch.where(seen.any(-1), q, 0.0)  # padding rows may hold NaN
     # The query heads of one KV head become its queries, so each key is read once.
     groups = (keys.k.shape[1], -1)
     sinks = None if sinks is None else sinks.unflatten(0, groups)[..., None]
@@ -158,10 +155,10 @@ def row_attention(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, sinks: Tensor | None
 ) -> Tensor:
-    """Attention over finite inputs; rows that see nothing give zeros.
+    """Attention over finite keys; a query that sees nothing gives zeros, even one of NaN.
 
     Args:
-        q: ``[B, Hq, T, D]``.
+        q: ``[B, Hq, T, D]``; NaN in one query stays in its own output.
         k: ``[B, Hk, L, D]``; query head h reads KV head ``h // (Hq // Hk)``.
         v: Like ``k``.
         seen: ``[B, 1, T, L]`` bool.
@@ -176,9 +173,7 @@ def _attend(
     if sinks is not None:
         q, k, v, seen = _with_sink_key(q, k, v, seen, sinks.float() / scale)
     grouped = k.shape[1] != q.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, scale=scale, enable_gqa=grouped
-    )
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=grouped)
     return torch.where(sees_any, out[..., :head_dim].to(dtype), 0.0)
 
 
@@ -191,6 +186,7 @@ def _with_sink_key(
     is zero, has a one there. In fp32, because a sink rounded to bf16 would shift every weight.
     """
     q, k, v = q.float(), k.float(), v.float()
+    sinks = sinks.clamp(min=torch.finfo(sinks.dtype).min)  # -inf times zero would be NaN
     q = torch.cat([q, sinks.expand(*q.shape[:-1], 1)], dim=-1)
     k, v = F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 1, 0, 1))
     is_sink = torch.arange(k.shape[2], device=k.device) == k.shape[2] - 1

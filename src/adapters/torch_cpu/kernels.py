@@ -55,7 +55,7 @@ class TorchCpuKernels(Kernels):
     ) -> Tensor:
         """Masked attention of the chunk over itself."""
         own = attention.Keys.of_chunk(k, v, valid)
-        return attention.chunk_attention(q, valid, own, scale, sliding_window, sinks)
+        return attention.chunk_attention(q, own, scale, sliding_window, sinks)
 
     def prefill_attention_with_prior(
         self,
@@ -77,7 +77,7 @@ class TorchCpuKernels(Kernels):
         prior = attention.Keys.of_cache(k_cache, v_cache, block_table, start - 1, q.dtype)
         own = attention.Keys.of_chunk(k, v, valid, start)
         keys = prior.followed_by(own)
-        return attention.chunk_attention(q, valid, keys, scale, sliding_window, sinks, start)
+        return attention.chunk_attention(q, keys, scale, sliding_window, sinks, start)
 
     def decode_attention(
         self,

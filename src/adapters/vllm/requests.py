@@ -8,6 +8,7 @@ from typing import Any
 UNSUPPORTED_PARAMETERS = (
     ("prompt_logprobs", "prompt tokens are not scored; leave it out"),
     ("prompt_logprob_token_ids", "prompt tokens are not scored; leave it out"),
+    ("logprob_token_ids", "ask for the most likely tokens with logprobs"),
     ("thinking_token_budget", "limit the output with max_tokens instead"),
     ("trace_decode_token_ids", "leave it out"),
 )
@@ -28,7 +29,7 @@ def check_request(engine_input: Any, params: Any) -> None:
     from vllm.sampling_params import SamplingParams
 
     kind = engine_input["type"]
-    if kind not in {"token", "tokens", "text"}:
+    if kind != "token":
         raise VLLMValidationError(
             f"prompts of type {kind!r} are not supported; send text or token ids"
         )

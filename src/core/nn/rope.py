@@ -51,6 +51,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, params: RopeParameters, head_dim: int, max_position_embeddings: int) -> None:
         super().__init__()
+        _settle_vector_math()
         if max_position_embeddings < 1:
             raise ConfigError(f"max_position_embeddings={max_position_embeddings} must be positive")
         self.params = params
@@ -124,3 +125,15 @@ class RotaryEmbedding(nn.Module):
             for name, table in self._buffers.items():
                 self._buffers[name] = None if table is None else table.to(device)
         return self
+
+
+def _settle_vector_math() -> None:
+    """Make the first cos and sin of a process exact.
+
+    PyTorch's CPU cos and sin come from MKL (2024.2), which looks up the right kernel during the
+    first call. When several threads make that call together, one of them may run a kernel that is
+    right to four digits only (pytorch/pytorch#188792). One call on one thread settles it.
+    """
+    one = torch.ones(1, dtype=torch.float32, device="cpu")
+    one.cos()
+    one.sin()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -28,9 +29,11 @@ from trnport.core.nn import (
 )
 from trnport.core.parallel import HeadSharding
 from trnport.core.ports.weights import WeightSource
-from trnport.core.weights import load_weights
+from trnport.core.weights import load_weights, resolve_tied_embeddings
 from trnport.models.llama.config import LlamaConfig
 from trnport.models.llama.weights import llama_mapping
+
+log = structlog.get_logger(__name__)
 
 
 class LlamaAttention(nn.Module):
@@ -139,8 +142,12 @@ class LlamaModel(nn.Module):
         Raises:
             CheckpointError: Names every missing, unexpected and mis-shaped tensor.
         """
-        mapping = llama_mapping(self.config, source)
+        tied = resolve_tied_embeddings(source, tied=self.config.tie_word_embeddings)
+        mapping = llama_mapping(self.config, tied)
         load_weights(self, source, mapping, rank=self.tp.rank_in_group, device=device)
+        conflict = tied.conflict(self.lm_head.weight, self.embed_tokens.weight)
+        if conflict:
+            log.warning(conflict)
 
     def get_kv_spec(self) -> KVSpec:
         """Cache needs of this rank."""

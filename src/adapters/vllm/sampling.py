@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sample with vLLM's own sampler, on the host.
+
+vLLM's sampler and logits processors are what users compare with, so they are used as they
+are: penalties, min-p, logit bias, bad words, minimum length, logprobs and custom processors
+all mean what they mean elsewhere. Only the functions that need a compiled kernel are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    LogitsProcessors,
+    MoveDirectionality,
+    build_logitsprocs,
+)
+from vllm.v1.sample.ops.topk_topp_sampler import (
+    TopKTopPSampler,
+    apply_top_k_top_p_pytorch,
+    random_sample,
+)
+from vllm.v1.sample.sampler import Sampler
+
+from trnport.adapters.vllm.metadata import sampling_metadata
+from trnport.adapters.vllm.rows import SWAP, RowChanges, row_changes
+from trnport.adapters.vllm.sampled import SampledRequests
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.outputs import SamplerOutput
+
+
+class HostSampler:
+    """Turns a step's logits into tokens."""
+
+    def __init__(self, vllm_config: VllmConfig, sampled: SampledRequests) -> None:
+        model_config = vllm_config.model_config
+        self._sampled = sampled
+        self._sampler = _PortableSampler(model_config.logprobs_mode, model_config.use_fp64_gumbel)
+        self._processors: LogitsProcessors = build_logitsprocs(
+            vllm_config,
+            torch.device("cpu"),
+            is_pin_memory=False,
+            is_pooling_model=False,
+            custom_logitsprocs=model_config.logits_processors or (),
+        )
+        self._rows: list[str] = []
+
+    def sample(self, request_ids: Sequence[str], logits: Tensor) -> SamplerOutput:
+        """Choose one token for each row.
+
+        Args:
+            request_ids: n requests.
+            logits: ``[n, V]``, any floating dtype; may be changed in place.
+
+        Returns:
+            ``sampled_token_ids`` is ``[n, 1]``; ``logprobs_tensors`` has n rows or is None.
+        """
+        self._update_processors(list(request_ids))
+        requests = [self._sampled[request_id] for request_id in request_ids]
+        metadata = sampling_metadata(requests, logits.shape[-1], self._processors)
+        return self._sampler(logits=logits, sampling_metadata=metadata)
+
+    def _update_processors(self, request_ids: list[str]) -> None:
+        changes = row_changes(self._rows, request_ids)
+        self._rows = request_ids
+        update = self._batch_update(changes) if changes else None
+        for processor in self._processors.all:
+            processor.update_state(update)
+
+    def _batch_update(self, changes: RowChanges) -> BatchUpdate:
+        added = []
+        for row, request_id in changes.added:
+            request = self._sampled[request_id]
+            added.append((row, request.params, request.prompt, request.outputs))
+        kinds = {True: MoveDirectionality.SWAP, False: MoveDirectionality.UNIDIRECTIONAL}
+        return BatchUpdate(
+            batch_size=len(self._rows),
+            removed=list(changes.removed),
+            added=added,
+            moved=[(source, to, kinds[kind == SWAP]) for source, to, kind in changes.moved],
+        )
+
+
+def apply_grammar(
+    schedule: SchedulerOutput, grammar: GrammarOutput | None, request_ids: Sequence[str], logits: Tensor
+) -> None:
+    """Forbid what a request's grammar forbids; rows without a grammar are left alone.
+
+    Args:
+        schedule: The step's schedule.
+        grammar: Bit masks of the requests with structured output, in the scheduler's order.
+        request_ids: n requests, in the order of the rows.
+        logits: ``[n, V]``; changed in place.
+    """
+    if grammar is None or not request_ids:
+        return
+    from vllm.v1.structured_output.utils import apply_grammar_bitmask
+
+    # vLLM reads nothing but the order of the rows from its own batch object.
+    batch: Any = SimpleNamespace(req_ids=list(request_ids))
+    apply_grammar_bitmask(schedule, grammar, batch, logits)
+
+
+class _PortableSampler(Sampler):
+    """vLLM's sampler without the kernels that its CPU build would bring."""
+
+    def __init__(self, logprobs_mode: Any, use_fp64_gumbel: bool) -> None:
+        super().__init__(logprobs_mode, use_fp64_gumbel)
+        self.topk_topp_sampler = _PortableTopKTopP(logprobs_mode, use_fp64_gumbel)
+
+    @staticmethod
+    def greedy_sample(logits: Tensor) -> Tensor:
+        """Index of the largest logit of each row, the lowest among equals."""
+        return logits.argmax(dim=-1).view(-1)
+
+
+class _PortableTopKTopP(TopKTopPSampler):
+    """Top-k, top-p and the draw in plain torch."""
+
+    def __init__(self, logprobs_mode: Any, use_fp64_gumbel: bool) -> None:
+        super().__init__(logprobs_mode, use_fp64_gumbel)
+        # The base class stores the method it picked for the platform on the instance.
+        self.forward = self.forward_native
+
+    def forward_native(
+        self,
+        logits: Tensor,
+        generators: dict[int, torch.Generator],
+        k: Tensor | None,
+        p: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in the base class, but never with Triton."""
+        logits = apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+        processed = None
+        if self.logprobs_mode == "processed_logits":
+            processed = logits
+        elif self.logprobs_mode == "processed_logprobs":
+            processed = logits.log_softmax(dim=-1, dtype=torch.float32)
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        return random_sample(probabilities, generators, self.use_fp64_gumbel), processed

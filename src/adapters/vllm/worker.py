@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker: one process that loads the model and runs vLLM's steps on it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from trnport import bootstrap
+from trnport.adapters.vllm.checkpoint import checkpoint_folder
+from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, vllm_specs
+from trnport.adapters.vllm.log import plugin_logger
+from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
+from trnport.adapters.vllm.settings import neuron_config_of
+from trnport.adapters.vllm.steps import StepRunner
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+logger = plugin_logger(__name__)
+
+
+class NeuronWorker(WorkerBase):
+    """One rank.
+
+    vLLM calls, in this order: ``init_device``, ``load_model``, ``get_kv_cache_spec``,
+    ``determine_available_memory``, ``initialize_from_config``, ``compile_or_warm_up_model``;
+    then ``execute_model`` and ``sample_tokens`` for every step.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int,
+        rank: int,
+        distributed_init_method: str,
+        is_driver_worker: bool = False,
+    ) -> None:
+        super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        self._model: Any = None
+        self._caches: dict[str, list[torch.Tensor]] = {}
+        self._executor: Any = None
+        self._steps: StepRunner | None = None
+
+    # --- start-up ------------------------------------------------------------------------------
+
+    def init_device(self) -> None:
+        """Join vLLM's process groups."""
+        from vllm.utils.torch_utils import set_random_seed
+        from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+
+        self.device = torch.device(self.current_platform.device_type)
+        self.parallel_config.disable_custom_all_reduce = True
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            self.current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Build the model on the meta device and read its weights.
+
+        Raises:
+            CheckpointError: The message names every tensor that is missing or does not fit.
+        """
+        started = time.monotonic()
+        folder = checkpoint_folder(self.model_config, self.load_config)
+        self._model = bootstrap.build_model(
+            self.model_config.hf_text_config,
+            neuron_config_of(self.vllm_config),
+            dtype=self.model_config.dtype,
+        )
+        logger.info("loading weights from %s", folder)
+        self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
+        logger.info(
+            "loaded %.2f GiB of weights in %.1f s",
+            self._model_bytes() / 2**30,
+            time.monotonic() - started,
+        )
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """What each layer asks of the KV cache."""
+        return vllm_specs(self._model.get_kv_spec(), self.cache_config.block_size)
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """The one layout our caches have; vLLM would ask attention layers we do not use."""
+        return [LAYOUT]
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache."""
+        num_bytes = kv_cache_bytes(
+            host_memory(),
+            utilization=self.cache_config.gpu_memory_utilization,
+            num_workers=self.parallel_config.world_size,
+            model_bytes=self._model_bytes(),
+            explicit=self.cache_config.kv_cache_memory_bytes,
+        )
+        logger.info("KV cache: %.2f GiB", num_bytes / 2**30)
+        return num_bytes
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Take over the limit that vLLM fitted to the memory (``--max-model-len auto``)."""
+        self.model_config.max_model_len = max_model_len
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the caches with as many blocks as the scheduler hands out."""
+        block_size = self.cache_config.block_size
+        self._caches = bootstrap.kv_cache_store().allocate(
+            self._model.get_kv_spec(), kv_cache_config.num_blocks, block_size
+        )
+        self._model.bind_kv_cache(self._caches)
+        self._executor = bootstrap.build_executor(
+            self._model,
+            neuron_config_of(self.vllm_config),
+            block_size=block_size,
+            max_model_len=self.model_config.max_model_len,
+            device=self.device or "cpu",
+        )
+        self._steps = StepRunner(self.vllm_config, self._executor)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Run every program once; afterwards no new one can appear."""
+        from vllm.utils.torch_utils import set_random_seed
+
+        started = time.monotonic()
+        self._executor.warm_up(_log_progress)
+        # Whatever start-up drew, unseeded sampling starts from the configured seed.
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Compute what was scheduled; None means that ``sample_tokens`` has to follow."""
+        if scheduler_output.kv_cache_block_copies:
+            copy_blocks(self._caches, scheduler_output.kv_cache_block_copies)
+        if self._runner.execute(scheduler_output):
+            return None
+        return EMPTY_MODEL_RUNNER_OUTPUT
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """Choose the next tokens of the step that ``execute_model`` computed."""
+        return self._runner.sample(grammar_output)
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """There is no speculative decoding, so there are no drafts."""
+        return None
+
+    # --- everything else vLLM may ask ------------------------------------------------------------
+
+    def get_model(self) -> nn.Module:
+        """The model, for inspection."""
+        return self._model
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Text generation."""
+        return ("generate",)
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Profiling has no adapter yet."""
+        logger.warning_once("profiling is not supported; the request is ignored")
+
+    def reset_encoder_cache(self) -> None:
+        """There is no encoder."""
+
+    def check_health(self) -> None:
+        """A worker that answers is healthy."""
+
+    def shutdown(self) -> None:
+        """Let go of model and caches."""
+        self._steps = self._executor = self._model = None
+        self._caches = {}
+
+    @property
+    def _runner(self) -> StepRunner:
+        if self._steps is None:
+            raise RuntimeError("the worker has no KV cache yet; initialize_from_config comes first")
+        return self._steps
+
+    def _model_bytes(self) -> int:
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _log_progress(done: int, total: int, name: str, elapsed: float) -> None:
+    logger.info("warm-up %d of %d: %s (%.1f s)", done, total, name, elapsed)

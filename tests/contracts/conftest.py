@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters that each contract suite runs against: a new adapter is one line here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+
+from trnport.adapters.eager import EagerCompiler
+from trnport.adapters.fake import (
+    FakeCollectives,
+    PoisoningKernels,
+    RecordingCompiler,
+    RecordingKernels,
+    StrictKVCacheStore,
+)
+from trnport.adapters.local import LocalWorld, SingleCollectives
+from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.torch_cpu import TorchCpuKernels
+from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore
+
+
+class World(Protocol):
+    """All ranks of a group "tp" at once, whatever plays them.
+
+    ``run`` calls a function on every rank and returns the results in rank order. The suite
+    gives it module-level functions and partials of them, so that a rank may be a process.
+    """
+
+    size: int
+
+    def run(self, function: Callable[[Collectives], Any]) -> list[Any]: ...
+
+
+class InThisThread:
+    """A world of one rank."""
+
+    size = 1
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def run(self, function: Callable[[Collectives], Any]) -> list[Any]:
+        return [function(self._collectives)]
+
+
+KERNELS: dict[str, Callable[[], Kernels]] = {
+    "torch_cpu": TorchCpuKernels,
+    "recording": lambda: RecordingKernels(TorchCpuKernels()),
+    "poisoning": lambda: PoisoningKernels(TorchCpuKernels()),
+}
+WORLDS: dict[str, Callable[[], World]] = {
+    "single": lambda: InThisThread(SingleCollectives()),
+    "fake": lambda: InThisThread(FakeCollectives()),
+    "local1": lambda: LocalWorld(1),
+    "local2": lambda: LocalWorld(2),
+    "local3": lambda: LocalWorld(3),
+    "local5": lambda: LocalWorld(5),
+}
+STORES: dict[str, Callable[[], KVCacheStore]] = {
+    "paged": PagedKVCacheStore,
+    "paged_nan": lambda: PagedKVCacheStore(fill=math.nan),
+    "strict": StrictKVCacheStore,
+}
+COMPILERS: dict[str, Callable[[], Compiler]] = {
+    "eager": EagerCompiler,
+    "recording": lambda: RecordingCompiler(EagerCompiler()),
+}
+
+
+@pytest.fixture(params=KERNELS, scope="session")
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return KERNELS[request.param]()
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> World:
+    return WORLDS[request.param]()
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> KVCacheStore:
+    return STORES[request.param]()
+
+
+@pytest.fixture(params=COMPILERS)
+def compiler(request: pytest.FixtureRequest) -> Compiler:
+    return COMPILERS[request.param]()
