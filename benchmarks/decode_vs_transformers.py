@@ -71,7 +71,9 @@ def decode_rate(generate: Generate, prompts: list[list[int]], tokens: int) -> fl
 
 def main() -> None:
     """Measure and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=128, help="prompt tokens")
@@ -103,8 +105,11 @@ def main() -> None:
 
 def report(rows: list[tuple[int, dict[str, list[float]]]], arguments: argparse.Namespace) -> None:
     """Print the table; ratios are medians of the rounds' own ratios."""
-    print(f"\n{arguments.dtype}, {torch.get_num_threads()} threads, prompt {arguments.prompt}, "
-          f"{arguments.tokens} tokens, {arguments.rounds} interleaved rounds, torch {torch.__version__}\n")  # fmt: skip
+    print(
+        f"\n{arguments.dtype}, {torch.get_num_threads()} threads, prompt {arguments.prompt}, "
+        f"{arguments.tokens} tokens, {arguments.rounds} interleaved rounds, "
+        f"torch {torch.__version__}\n"
+    )
     print("| batch | trnport tok/s | transformers tok/s | ratio | ratio min..max |")
     print("|---|---|---|---|---|")
     table = []
@@ -112,7 +117,10 @@ def report(rows: list[tuple[int, dict[str, list[float]]]], arguments: argparse.N
         ratios = [a / b for a, b in zip(rates["trnport"], rates["transformers"], strict=True)]
         mine, theirs = (statistics.median(rates[name]) for name in ("trnport", "transformers"))
         ratio = statistics.median(ratios)
-        print(f"| {batch} | {mine:.1f} | {theirs:.1f} | {ratio:.2f} | {min(ratios):.2f}..{max(ratios):.2f} |")
+        print(
+            f"| {batch} | {mine:.1f} | {theirs:.1f} | {ratio:.2f} "
+            f"| {min(ratios):.2f}..{max(ratios):.2f} |"
+        )
         table.append([arguments.dtype, batch, f"{mine:.2f}", f"{theirs:.2f}", f"{ratio:.3f}"])
     if arguments.csv:
         with arguments.csv.open("a", newline="") as file:

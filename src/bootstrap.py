@@ -114,7 +114,12 @@ def build_model(
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
         UnsupportedConfigError: The model does not implement a field of the configuration.
+        ConfigError: The dtype is not supported.
     """
+    if dtype not in SUPPORTED_DTYPES.values():
+        raise ConfigError(
+            f"dtype={dtype} is not supported; choose one of {sorted(SUPPORTED_DTYPES)}"
+        )
     architectures = (
         hf_config.get("architectures") if isinstance(hf_config, dict) else hf_config.architectures
     )

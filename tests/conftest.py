@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+import torch
 from hypothesis import settings
 
 # The default finds the same examples on every run, so that a red build stays red. A person who
@@ -12,3 +13,6 @@ from hypothesis import settings
 settings.register_profile("default", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Tensors here are tiny, and several test processes share the machine.
+torch.set_num_threads(1)

@@ -107,8 +107,9 @@ def save_llama(
     model = llama_model(name, **overrides)
     if shards:
         model.save_pretrained(directory, max_shard_size="40KB")
-        names = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
-        save_file({key: torch.full((3, 3), torch.nan) for key in names}, directory / "stray.safetensors")
+        index = json.loads((directory / "model.safetensors.index.json").read_text())
+        damage = {key: torch.full((3, 3), torch.nan) for key in index["weight_map"]}
+        save_file(damage, directory / "stray.safetensors")
     else:
         model.save_pretrained(directory)
     strip_config(directory)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import attrs
 
@@ -49,7 +49,7 @@ _SIBLING_NAMESPACES = MappingProxyType(
 _SIBLING_SWITCH = "mm_language_model_only"
 
 
-def _fail(name: str, value: object, rule: str) -> None:
+def _fail(name: str, value: object, rule: str) -> NoReturn:
     raise ConfigError(f"neuron_config.{name}={value!r}: {rule}")
 
 

@@ -20,7 +20,12 @@ class CausalLM(Protocol):
 
     @classmethod
     def from_configs(
-        cls, hf_config: Any, neuron_config: NeuronConfig, *, context: ModelContext, dtype: torch.dtype
+        cls,
+        hf_config: Any,
+        neuron_config: NeuronConfig,
+        *,
+        context: ModelContext,
+        dtype: torch.dtype,
     ) -> Self:
         """Build on the meta device from a Hugging Face configuration.
 

@@ -17,19 +17,18 @@ from torch import Tensor
 from trnport.core.errors import RequestError
 
 
-def _at_least(minimum: float) -> object:
-    def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-        if not value >= minimum:
-            raise RequestError(
-                f"sampling parameter {attribute.name}={value} must be at least {minimum}"
-            )
+def _check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    del instance  # attrs passes it; the value says everything
+    lowest, highest = attribute.metadata["range"]
+    # Written so that NaN fails as well.
+    if not lowest <= value <= highest:
+        raise RequestError(
+            f"sampling parameter {attribute.name}={value} must be from {lowest:g} to {highest:g}"
+        )
 
-    return check
 
-
-def _probability(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 < value <= 1:
-        raise RequestError(f"sampling parameter {attribute.name}={value} must be in (0, 1]")
+_SMALLEST = 1e-30
+"""Stands for "above zero" in an inclusive range."""
 
 
 @attrs.frozen
@@ -44,9 +43,11 @@ class SamplingParams:
         seed: Fixes the request's random stream; None draws a fresh one.
     """
 
-    temperature: float = attrs.field(default=1.0, validator=_at_least(0))  # type: ignore[arg-type]
-    top_k: int = attrs.field(default=0, validator=_at_least(-1))  # type: ignore[arg-type]
-    top_p: float = attrs.field(default=1.0, validator=_probability)
+    temperature: float = attrs.field(
+        default=1.0, validator=_check, metadata={"range": (0, float("inf"))}
+    )
+    top_k: int = attrs.field(default=0, validator=_check, metadata={"range": (-1, float("inf"))})
+    top_p: float = attrs.field(default=1.0, validator=_check, metadata={"range": (_SMALLEST, 1)})
     seed: int | None = None
 
 

@@ -128,7 +128,9 @@ class Session:
     def step(self) -> list[Generated]:
         """Run one step over everything that can run."""
         self._admit()
-        scheduled = {job.request.request_id: self._next_tokens(job) for job in self._running.values()}
+        scheduled = {
+            job.request.request_id: self._next_tokens(job) for job in self._running.values()
+        }
         if not scheduled:
             return []
         result = self._executor.execute(self._batch, scheduled)

@@ -39,7 +39,7 @@ class LayerSpec:
 class KVSpec:
     """All attention layers of one rank's model, in order."""
 
-    layers: tuple[LayerSpec, ...] = attrs.field(converter=tuple)
+    layers: tuple[LayerSpec, ...]
 
     def bytes_per_token(self) -> int:
         """Bytes of one position's keys and values over all layers."""

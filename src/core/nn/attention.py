@@ -75,9 +75,7 @@ class OutputProjection(nn.Module):
         )
         # The ranks' results are summed, so one rank alone may add the bias.
         self.bias = (
-            parameter(hidden_size, dtype=dtype, loader=first_rank_weight_loader())
-            if bias
-            else None
+            parameter(hidden_size, dtype=dtype, loader=first_rank_weight_loader()) if bias else None
         )
 
     def forward(self, x: Tensor) -> Tensor:

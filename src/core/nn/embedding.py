@@ -8,7 +8,7 @@ that no token id reaches and whose logits are cut off.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext

@@ -49,9 +49,7 @@ class GatedMLP(nn.Module):
             self.gate_bias = parameter(width, dtype=dtype, loader=shard(0, transposed=False))
             self.up_bias = parameter(width, dtype=dtype, loader=shard(0, transposed=False))
             # The ranks' results are summed, so one rank alone may add the bias.
-            self.down_bias = parameter(
-                hidden_size, dtype=dtype, loader=first_rank_weight_loader()
-            )
+            self.down_bias = parameter(hidden_size, dtype=dtype, loader=first_rank_weight_loader())
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` to this rank's partial sum ``[T, H]``."""

@@ -9,9 +9,7 @@ from torch import nn
 from trnport.core.weights import WeightLoader, set_weight_loader
 
 
-def parameter(
-    *shape: int, dtype: torch.dtype, loader: WeightLoader | None = None
-) -> nn.Parameter:
+def parameter(*shape: int, dtype: torch.dtype, loader: WeightLoader | None = None) -> nn.Parameter:
     """An uninitialised inference parameter, on the meta device inside a meta context.
 
     Args:

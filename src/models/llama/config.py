@@ -75,6 +75,12 @@ class LlamaConfig:
             raise UnsupportedConfigError(
                 f"hidden_act={activation!r} is not implemented; Llama here computes 'silu'"
             )
+        rope = RopeParameters.from_hf(config, default_theta=DEFAULT_ROPE_THETA)
+        if rope.partial_rotary_factor != 1 and rope.rope_type != "proportional":
+            raise UnsupportedConfigError(
+                f"partial_rotary_factor={rope.partial_rotary_factor} with "
+                f"rope_type={rope.rope_type!r}: Llama rotates whole heads. Set it to 1"
+            )
         heads = require(config, "num_attention_heads")
         hidden = require(config, "hidden_size")
         head_dim = config.get("head_dim") or _derived_head_dim(hidden, heads)
@@ -91,7 +97,7 @@ class LlamaConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            rope=RopeParameters.from_hf(config, default_theta=DEFAULT_ROPE_THETA),
+            rope=rope,
         )
 
 

@@ -8,7 +8,7 @@ every rank holds all rows and an all-reduce takes the place of both.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import torch
@@ -58,9 +58,7 @@ class LlamaAttention(nn.Module):
         """Attend: ``[T, H]`` to this rank's partial sum ``[T, H]``."""
         q, k, v = self.qkv_proj(x)
         q, k = self.kernels.rope(q, k, *rope)
-        out = attention(
-            self.kernels, q, k, v, self.kv_cache, positions, metadata, scale=self.scale
-        )
+        out = attention(self.kernels, q, k, v, self.kv_cache, positions, metadata, scale=self.scale)
         return self.o_proj(out)
 
 
@@ -103,9 +101,8 @@ class LlamaModel(nn.Module):
             config.vocab_size, config.hidden_size, ctx, dtype
         )
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
-        self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, ctx, dtype, i) for i in range(config.num_hidden_layers)
-        )
+        layers = [LlamaDecoderLayer(config, ctx, dtype, i) for i in range(config.num_hidden_layers)]
+        self.layers = cast("list[LlamaDecoderLayer]", nn.ModuleList(layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx, dtype)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, ctx, dtype)
 
@@ -151,9 +148,12 @@ class LlamaModel(nn.Module):
 
     def get_kv_spec(self) -> KVSpec:
         """Cache needs of this rank."""
+        head_dim, dtype = self.config.head_dim, self.dtype
         return KVSpec(
-            LayerSpec(layer.name, layer.self_attn.num_kv_heads, self.config.head_dim, self.dtype)
-            for layer in self.layers
+            tuple(
+                LayerSpec(layer.name, layer.self_attn.num_kv_heads, head_dim, dtype)
+                for layer in self.layers
+            )
         )
 
     def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:

@@ -38,4 +38,4 @@ def llama_mapping(config: LlamaConfig, tied: TiedEmbeddings) -> WeightMapping:
         "norm.weight": "model.norm.weight",
         "lm_head.weight": tied.head_key,
     }
-    return WeightMapping(ends | expand_layers(layer, config.num_hidden_layers), IGNORED)
+    return WeightMapping({**ends, **expand_layers(layer, config.num_hidden_layers)}, IGNORED)

@@ -73,7 +73,8 @@ def test_slots_stay_inside_the_requests_own_blocks(
     assert len(slots) == count
     for position, slot in enumerate(slots, start):
         if position < len(blocks) * block_size:
-            assert divmod(slot, block_size) == (blocks[position // block_size], position % block_size)
+            block, offset = blocks[position // block_size], position % block_size
+            assert divmod(slot, block_size) == (block, offset)
         else:
             assert slot == PAD_SLOT
 
