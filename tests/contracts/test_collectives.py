@@ -304,6 +304,22 @@ def test_waiting_for_a_rank_that_returned_is_noticed(size: int) -> None:
         LocalWorld(size).run(on_rank_1(lambda c: call(c, "all_reduce"), lambda c: None))
 
 
+def test_a_returned_rank_is_noticed_while_another_is_busy() -> None:
+    noticed = threading.Event()
+
+    def body(c: Collectives) -> None:
+        if c.rank("tp") == 0:
+            try:
+                call(c, "all_reduce")
+            finally:
+                noticed.set()
+        elif c.rank("tp") == 2:
+            assert noticed.wait(20), "rank 0 was left waiting"
+
+    with pytest.raises(CollectiveMismatchError, match="rank 1 has returned"):
+        LocalWorld(3).run(body)
+
+
 def test_failure_stops_the_others_and_names_its_rank() -> None:
     stopped = []
 

@@ -8,7 +8,7 @@ place in the batch or its neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from trnport.core.errors import RequestError
 
 
-def _check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+def _check(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
     del instance  # attrs passes it; the value says everything
     lowest, highest = attribute.metadata["range"]
     # Written so that NaN fails as well.

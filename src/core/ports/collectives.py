@@ -2,7 +2,7 @@
 """Port: communication over named groups of ranks.
 
 Every rank of a group makes the same calls in the same order with the same shapes and
-dtypes. Results are new tensors; inputs are not mutated. A group of one is the identity.
+dtypes. Results are new tensors; inputs are not mutated. In a group of one they are copies.
 """
 
 from __future__ import annotations
@@ -49,4 +49,8 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, x: Tensor, source: int, group: str) -> Tensor:
-        """The tensor of the group's rank ``source``, on every rank."""
+        """The tensor of the group's rank ``source``, on every rank.
+
+        Raises:
+            ValueError: ``source`` is not a rank of the group.
+        """

@@ -85,7 +85,8 @@ class Kernels(abc.ABC):
             v: ``[T, Hk, D]``.
             k_cache: ``[N, Hk, S, D]``, mutated; a cast to its dtype is implied.
             v_cache: Like ``k_cache``.
-            slot_mapping: ``[T]`` int64, ``block * S + offset``; -1 is not written.
+            slot_mapping: ``[T]`` int64, ``block * S + offset``; -1 is not written, the others
+                are distinct and inside the cache.
         """
 
     @abc.abstractmethod
