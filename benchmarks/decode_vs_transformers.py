@@ -41,6 +41,7 @@ def ours(model: str, dtype: torch.dtype, batch: int, length: int) -> Generate:
 def transformers(model: str, dtype: torch.dtype) -> Generate:
     """Transformers with its default cache and attention."""
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    reference.generation_config.eos_token_id = None
 
     def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         ids = torch.tensor(prompts)
@@ -49,7 +50,6 @@ def transformers(model: str, dtype: torch.dtype) -> Generate:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,
-                min_new_tokens=tokens,
                 do_sample=False,
             )
         return out[:, ids.shape[1] :].tolist()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 
 # The default finds the same examples on every run, so that a red build stays red. A person who
-# hunts for bugs takes HYPOTHESIS_PROFILE=explore. No deadlines: the machines are shared.
+# hunts for bugs takes HYPOTHESIS_PROFILE=explore. No deadlines: on a busy machine they say nothing.
 settings.register_profile("default", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

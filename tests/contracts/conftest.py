@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 import pytest
 
+from tests.contracts.processes import GlooWorld
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.fake import (
     FakeCollectives,
@@ -59,6 +61,8 @@ WORLDS: dict[str, Callable[[], World]] = {
     "local2": lambda: LocalWorld(2),
     "local3": lambda: LocalWorld(3),
     "local5": lambda: LocalWorld(5),
+    "gloo2": cache(lambda: GlooWorld(2)),
+    "gloo3": cache(lambda: GlooWorld(3)),
 }
 STORES: dict[str, Callable[[], KVCacheStore]] = {
     "paged": PagedKVCacheStore,

@@ -36,7 +36,9 @@ def checkpoint() -> Path:
 
 @cache
 def reference(path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # greedy text goes on past the end of the answer
+    return model
 
 
 def question_ids(path: Path, question: str = QUESTION) -> list[int]:
@@ -50,10 +52,10 @@ def question_ids(path: Path, question: str = QUESTION) -> list[int]:
 
 def greedy(path: Path, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
     output = reference(path).generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-        do_sample=False,
-    )  # fmt: skip
+        ids, attention_mask=mask, max_new_tokens=count, do_sample=False
+    )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
 

@@ -49,7 +49,10 @@ def test_explicit_settings_win(folder):
 
 def test_auto_dtype_of_a_float16_checkpoint_is_bfloat16(tiny, tmp_path):
     folder = changed(tiny, tmp_path, dtype="float16")
-    assert config_for(folder, dtype="auto", tokenizer=str(tiny[0])).model_config.dtype == torch.bfloat16
+    assert (
+        config_for(folder, dtype="auto", tokenizer=str(tiny[0])).model_config.dtype
+        == torch.bfloat16
+    )
 
 
 def test_neuron_config_gets_vllms_limits(folder):

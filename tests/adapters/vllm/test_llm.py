@@ -130,7 +130,9 @@ def test_structured_output_beside_free_text(llm):
     from vllm.sampling_params import StructuredOutputsParams
 
     choice = SamplingParams(
-        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
+        temperature=0,
+        max_tokens=8,
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
     )
     free = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     ids = prompt(12)

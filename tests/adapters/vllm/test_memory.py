@@ -12,13 +12,16 @@ GIB = 2**30
 
 
 def budget(total=100, available=90, utilization=0.5, workers=1, model=5, explicit=None):
-    return kv_cache_bytes(
-        HostMemory(total * GIB, available * GIB),
-        utilization=utilization,
-        num_workers=workers,
-        model_bytes=model * GIB,
-        explicit=None if explicit is None else explicit * GIB,
-    ) / GIB
+    return (
+        kv_cache_bytes(
+            HostMemory(total * GIB, available * GIB),
+            utilization=utilization,
+            num_workers=workers,
+            model_bytes=model * GIB,
+            explicit=None if explicit is None else explicit * GIB,
+        )
+        / GIB
+    )
 
 
 def test_a_share_of_the_workers_memory():

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world whose ranks are processes on gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SECONDS = 60
+"""How long to wait for a rank before calling it hung."""
+
+
+class GlooWorld:
+    """Ranks that are processes, started once and given one function after another."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        context = multiprocessing.get_context("spawn")
+        rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
+        self._pipes: list[Connection] = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, size, str(rendezvous)), daemon=True
+            )
+            process.start()
+            self._pipes.append(ours)
+
+    def run(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call the function on every rank; the first rank's exception is raised here."""
+        for pipe in self._pipes:
+            pipe.send(function)
+        results = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(SECONDS):
+                raise TimeoutError(f"rank {rank} of {self.size} did not answer")
+            results.append(pipe.recv())
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+
+def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from trnport.adapters.distributed import DistributedCollectives
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{rendezvous}", timedelta(seconds=SECONDS), world_size=size, rank=rank
+    )
+    collectives = DistributedCollectives({"tp": dist.group.WORLD})
+    while True:
+        try:
+            function = pipe.recv()
+        except EOFError:  # the tests are over
+            return
+        try:
+            pipe.send(function(collectives))
+        except BaseException as error:
+            pipe.send(error)
