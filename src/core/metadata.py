@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import attrs
 from torch import Tensor
 
@@ -81,9 +83,8 @@ class StepInput:
         }
 
 
-@attrs.frozen(eq=False)
-class ModelOutput:
-    """What a model returns.
+class ModelOutput(NamedTuple):
+    """What a model returns; a tuple, because compilers can build one inside a program.
 
     Attributes:
         logits: ``[B, vocab_size]`` in the model's dtype, gathered over ranks, or None.

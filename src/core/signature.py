@@ -23,20 +23,25 @@ def signature_of(args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = 
     Returns:
         A readable string, equal for two calls if and only if one program serves both.
     """
-    return f"{_describe(tuple(args))}{_describe(dict(kwargs or {}))}"
+    # Layers share their metadata, so one description serves all of them.
+    known: dict[int, str] = {}
+    return f"{_describe(tuple(args), known)}{_describe(dict(kwargs or {}), known)}"
 
 
-def _describe(value: Any) -> str:
+def _describe(value: Any, known: dict[int, str]) -> str:
     if isinstance(value, Tensor):
         shape = ",".join(map(str, value.shape))
         return f"{str(value.dtype).removeprefix('torch.')}[{shape}]@{value.device.type}"
     if isinstance(value, Mapping):
-        items = ",".join(f"{k}:{_describe(value[k])}" for k in sorted(value, key=str))
+        items = ",".join(f"{k}:{_describe(value[k], known)}" for k in sorted(value, key=str))
         return f"{{{items}}}"
     if isinstance(value, list | tuple):
-        return f"({','.join(map(_describe, value))})"
+        return f"({','.join(_describe(item, known) for item in value)})"
     if attrs.has(type(value)):
-        fields = attrs.fields(type(value))
-        items = ",".join(f"{f.name}={_describe(getattr(value, f.name))}" for f in fields)
-        return f"{type(value).__name__}({items})"
+        # The caller holds the value, so its id stays its own for the length of the call.
+        if id(value) not in known:
+            fields = attrs.fields(type(value))
+            items = ",".join(f"{f.name}={_describe(getattr(value, f.name), known)}" for f in fields)
+            known[id(value)] = f"{type(value).__name__}({items})"
+        return known[id(value)]
     return repr(value)

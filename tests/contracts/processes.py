@@ -64,5 +64,5 @@ def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
             return
         try:
             pipe.send(function(collectives))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
             pipe.send(error)

@@ -44,12 +44,15 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def prefer_spawn() -> None:
-    """Have vLLM start its processes with spawn, unless the user chose otherwise.
+def set_defaults() -> None:
+    """Choose for vLLM what the user has not, here and in the processes it starts.
 
-    A forked child of a process that has run PyTorch in parallel can hang in OpenMP.
+    Spawn, because a forked child of a process that has run PyTorch in parallel can hang in
+    OpenMP. The first of vLLM's two worker protocols, because the second assumes Triton, and
+    vLLM would warn about its absence.
     """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
 def _device(value: str) -> str | None:

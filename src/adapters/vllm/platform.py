@@ -9,7 +9,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from trnport.adapters.vllm.activation import neuron_device_exists
-from trnport.adapters.vllm.env import prefer_spawn, read_environment
+from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.core.errors import ConfigError
 
@@ -82,6 +82,14 @@ class NeuronPlatform(Platform):
         return False
 
     @classmethod
+    def get_compile_backend(cls) -> str:
+        """Backend for vLLM's own model compilation, which has no model to compile here.
+
+        The default value, since vLLM warns about any other one.
+        """
+        return "inductor"
+
+    @classmethod
     def import_kernels(cls) -> None:
         """We bring our own kernels; vLLM's empty build has none to import."""
 
@@ -94,6 +102,7 @@ class NeuronPlatform(Platform):
         """
         if parser is None:
             check_device()
+            set_defaults()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -105,11 +114,10 @@ class NeuronPlatform(Platform):
             ConfigError: The message names the setting, its value and the way out.
         """
         check_device()
-        prefer_spawn()
+        set_defaults()
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)
-        _turn_off_vllm_compilation(vllm_config)
         _turn_off_async_scheduling(vllm_config)
         # vLLM builds configurations without a model in some of its own helpers.
         if vllm_config.model_config is not None:
@@ -156,13 +164,6 @@ def _choose_cache_size(vllm_config: VllmConfig) -> None:
     gibibytes = read_environment().kv_cache_gib
     if gibibytes and vllm_config.cache_config.kv_cache_memory_bytes is None:
         vllm_config.cache_config.kv_cache_memory_bytes = gibibytes * 2**30
-
-
-def _turn_off_vllm_compilation(vllm_config: VllmConfig) -> None:
-    from vllm.config import CompilationMode
-
-    # Our programs are compiled behind the Compiler port; vLLM's own pipeline has no model.
-    vllm_config.compilation_config.mode = CompilationMode.NONE
 
 
 def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
