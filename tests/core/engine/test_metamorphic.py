@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 import attrs
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.harness import Rig, make_rig
@@ -91,11 +91,8 @@ def run(engine: Rig, plays: list[Play], choices: Iterator[int]) -> list[list[int
     """Run to the end; ``choices`` decides everything and 0 is the plainest choice."""
     engine.next_block = 1
     while any(len(play.generated) < OUTPUT for play in plays):
-        active = [play for play in plays if len(play.generated) < OUTPUT]
-        for play in active:
-            if play.request is None:
-                play.request = engine.request(PROMPTS[play.prompt], room=OUTPUT)
-                share_prefix(play.request, plays, next(choices, 0), engine.block_size)
+        admit(engine, plays, choices)
+        active = [play for play in plays if play.request and len(play.generated) < OUTPUT]
         if next(choices, 0) % 5 == 4:
             preempt(engine, active[next(choices, 0) % len(active)].request)
         chosen = [play for play in active if next(choices, 0) % 4 != 3] or active[:1]
@@ -106,6 +103,15 @@ def run(engine: Rig, plays: list[Play], choices: Iterator[int]) -> list[list[int
             if play.request.request_id in rows:
                 play.request.token_ids.append(int(rows[play.request.request_id].argmax()))
     return [play.generated for play in plays]
+
+
+def admit(engine: Rig, plays: list[Play], choices: Iterator[int]) -> None:
+    """Let requests arrive, some later than others, but never leave the engine idle."""
+    for play in plays:
+        idle = all(p.request is None or len(p.generated) == OUTPUT for p in plays)
+        if play.request is None and (idle or next(choices, 0) % 2 == 0):
+            play.request = engine.request(PROMPTS[play.prompt], room=OUTPUT)
+            share_prefix(play.request, plays, next(choices, 0), engine.block_size)
 
 
 def rotate(plays: list[Play], choice: int) -> list[Play]:
@@ -126,6 +132,7 @@ def share_prefix(request: Request, plays: list[Play], choice: int, block_size: i
             common += 1
         blocks = common // block_size
         if blocks:
+            event("starts on shared blocks")
             request.block_ids[:blocks] = other.block_ids[:blocks]
             request.num_computed_tokens = blocks * block_size
             return
@@ -134,6 +141,7 @@ def share_prefix(request: Request, plays: list[Play], choice: int, block_size: i
 def preempt(engine: Rig, request: Request | None) -> None:
     """Take everything away: it starts again in other blocks, output included."""
     assert request is not None
+    event("preempted")
     replacement = engine.request(request.token_ids, room=OUTPUT)
     request.block_ids, request.num_computed_tokens = replacement.block_ids, 0
 
@@ -141,7 +149,7 @@ def preempt(engine: Rig, request: Request | None) -> None:
 @given(
     plays=st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=4),
     buckets=st.integers(0, len(BUCKET_SETS) - 1),
-    choices=st.lists(st.integers(0, 59), max_size=150),
+    choices=st.lists(st.integers(0, 59), min_size=40, max_size=150),
 )
 @settings(max_examples=100)
 def test_any_schedule_gives_the_tokens_of_a_request_alone(
