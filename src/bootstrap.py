@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from trnport.adapters.eager import EagerCompiler
-from trnport.adapters.local import SingleCollectives
+from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
@@ -163,6 +163,58 @@ def build_executor(
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
     return StepExecutor(model, chosen, inputs)
+
+
+def planned_collectives(tp: int) -> Collectives:
+    """Rank 0 of ``tp`` ranks that do not exist: it knows its place and cannot communicate.
+
+    A model built on the meta device with it has the shapes of a real rank's.
+
+    Raises:
+        ConfigError: ``tp`` is below 1.
+    """
+    return LocalWorld(tp).ranks[0]
+
+
+def planned_kv_cache_bytes(
+    memory_bytes: int, *, utilization: float, tp: int, model_bytes: int
+) -> int:
+    """Bytes that the server would give each of ``tp`` ranks' KV cache.
+
+    Args:
+        memory_bytes: Memory of the machine, all of it free.
+        utilization: The part that all ranks may use together.
+        tp: Ranks on the machine.
+        model_bytes: Parameters and buffers of one rank.
+    """
+    from trnport.adapters.vllm.memory import HostMemory, kv_cache_bytes
+
+    return kv_cache_bytes(
+        HostMemory(total=memory_bytes, available=memory_bytes),
+        utilization=utilization,
+        num_workers=tp,
+        model_bytes=model_bytes,
+    )
+
+
+def vllm_decision() -> tuple[bool, str]:
+    """Whether an installed vLLM would run on trnport here, and why. Imports no vLLM."""
+    from trnport.adapters.vllm.activation import decide
+
+    decision = decide()
+    return decision.active, decision.reason
+
+
+def check_vllm_device() -> None:
+    """Load the vLLM platform and let it check the environment and the device.
+
+    Raises:
+        ConfigError: The platform would refuse to start; the message says what to do.
+        ImportError: vLLM is absent or damaged.
+    """
+    from trnport.adapters.vllm.platform import check_device
+
+    check_device()
 
 
 def open_session(

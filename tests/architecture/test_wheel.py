@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 #: Packages that modules may need and a given machine may lack.
-OPTIONAL = ("vllm", "nki", "neuronxcc", "torch_neuronx", "libneuronxla", "gguf", "rich")
+OPTIONAL = ("vllm", "nki", "neuronxcc", "torch_neuronx", "libneuronxla", "gguf")
 
 IMPORT_ALL = """
 import importlib, json, sys

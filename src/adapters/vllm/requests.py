@@ -14,6 +14,9 @@ UNSUPPORTED_PARAMETERS = (
 )
 """Sampling parameters that would have no effect, and the way out."""
 
+SEEDS = range(-(2**63), 2**64)
+"""Seeds that torch takes; vLLM does not check, and the worker would die of any other one."""
+
 
 def check_request(engine_input: Any, params: Any) -> None:
     """Refuse a request that this release cannot serve as asked.
@@ -39,3 +42,7 @@ def check_request(engine_input: Any, params: Any) -> None:
         value = getattr(params, name)
         if value is not None:
             raise VLLMValidationError(f"{name} is not supported; {way_out}", parameter=name)
+    if params.seed is not None and params.seed not in SEEDS:
+        raise VLLMValidationError(
+            "seed must be an integer of at most 64 bits", parameter="seed", value=params.seed
+        )

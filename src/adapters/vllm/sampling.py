@@ -90,7 +90,10 @@ class HostSampler:
 
 
 def apply_grammar(
-    schedule: SchedulerOutput, grammar: GrammarOutput | None, request_ids: Sequence[str], logits: Tensor
+    schedule: SchedulerOutput,
+    grammar: GrammarOutput | None,
+    request_ids: Sequence[str],
+    logits: Tensor,
 ) -> None:
     """Forbid what a request's grammar forbids; rows without a grammar are left alone.
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 
-def apply_schedule(
-    batch: BatchState, sampled: SampledRequests, schedule: SchedulerOutput
-) -> None:
+def apply_schedule(batch: BatchState, sampled: SampledRequests, schedule: SchedulerOutput) -> None:
     """Bring batch and sampling state up to date with one scheduling step.
 
     Args:

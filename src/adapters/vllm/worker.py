@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +67,6 @@ class NeuronWorker(WorkerBase):
             self.current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
-        _exit_quickly()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build the model on the meta device and read its weights.
@@ -129,7 +125,7 @@ class NeuronWorker(WorkerBase):
             neuron_config_of(self.vllm_config),
             block_size=block_size,
             max_model_len=self.model_config.max_model_len,
-            device=self.device or "cpu",
+            device=self.current_platform.device_type,
         )
         self._steps = StepRunner(self.vllm_config, self._executor)
 
@@ -195,17 +191,6 @@ class NeuronWorker(WorkerBase):
     def _model_bytes(self) -> int:
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _exit_quickly() -> None:
-    """Spare a child process the garbage collections of Python's finalisation.
-
-    They visit every object of torch and vLLM several times, for seconds, and vLLM kills a
-    process that takes more than five to end. There is nothing left to collect by then. In the
-    user's own process the user decides.
-    """
-    if multiprocessing.parent_process() is not None:
-        atexit.register(gc.freeze)
 
 
 def _log_progress(done: int, total: int, name: str, elapsed: float) -> None:

@@ -24,12 +24,23 @@ class PrefillSignature(NamedTuple):
     tokens: int
     prior_context: int
 
+    @property
+    def name(self) -> str:
+        """Name of the program, the same wherever it is planned, compiled or logged."""
+        prior = f"_ctx{self.prior_context}" if self.prior_context else ""
+        return f"prefill_s{self.tokens}{prior}"
+
 
 class DecodeSignature(NamedTuple):
     """Shape of a decode program: padded rows, and tokens of context each can attend to."""
 
     seqs: int
     context: int
+
+    @property
+    def name(self) -> str:
+        """Name of the program, the same wherever it is planned, compiled or logged."""
+        return f"decode_b{self.seqs}_ctx{self.context}"
 
 
 def choose_bucket(n: int, buckets: Sequence[int]) -> int:

@@ -52,9 +52,9 @@ class InputBuilder:
         """One request's next chunk of prompt."""
         request, count = work.request, work.num_tokens
         start = request.num_computed_tokens
-        bucket = self.buckets.prefill(count)
-        context = self.buckets.prior_context(start)
-        padded = self.buckets.padded_tokens(bucket, self.tp)
+        signature = self.buckets.prefill_signature(count, start)
+        context = signature.prior_context
+        padded = self.buckets.padded_tokens(signature.tokens, self.tp)
         padding = padded - count
         positions = list(range(start, start + count))
         slots = slot_mapping(request.block_ids, start, start + count, self.block_size)
@@ -72,7 +72,7 @@ class InputBuilder:
         )
         tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
         return StepInput(
-            name=f"prefill_s{bucket}" + (f"_ctx{context}" if context else ""),
+            name=signature.name,
             input_ids=_int64(tokens, self.device),
             # The last real position is repeated: a padding row then never reads past the
             # positions that exist.
@@ -84,8 +84,8 @@ class InputBuilder:
     def decode(self, requests: Sequence[Request]) -> StepInput:
         """One new token for each of several requests."""
         positions = [request.num_computed_tokens for request in requests]
-        rows = self.buckets.decode(len(requests))
-        context = self.buckets.context(max(positions) + 1)
+        signature = self.buckets.decode_signature(len(requests), max(positions) + 1)
+        rows, context = signature
         padding = rows - len(requests)
         slots = [
             slot_mapping(request.block_ids, position, position + 1, self.block_size)[0]
@@ -105,7 +105,7 @@ class InputBuilder:
         )
         tokens = [r.token_ids[p] for r, p in zip(requests, positions, strict=True)]
         return StepInput(
-            name=f"decode_b{rows}_ctx{context}",
+            name=signature.name,
             input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
             positions=_int32(positions + [0] * padding, self.device),
             attn_metadata=dict.fromkeys(self.layer_names, metadata),

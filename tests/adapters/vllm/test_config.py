@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs
 
-from tests.adapters.vllm.conftest import DEFAULTS  # noqa: E402
-from trnport.adapters.vllm.settings import neuron_config_of  # noqa: E402
+from tests.adapters.vllm.conftest import DEFAULTS
+from trnport.adapters.vllm.settings import neuron_config_of
 
 pytestmark = pytest.mark.vllm
 

@@ -6,10 +6,10 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm import SamplingParams  # noqa: E402
-from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 
-from tests.adapters.vllm.conftest import (  # noqa: E402
+from tests.adapters.vllm.conftest import (
     generate,
     greedy_reference,
     open_llm,
@@ -166,6 +166,12 @@ def test_an_unsupported_parameter_is_refused_by_name(llm, name):
     value = {"prompt_logprobs": 2, "logprob_token_ids": [3]}[name]
     with pytest.raises(VLLMValidationError, match=f"{name} is not supported"):
         generate(llm, [prompt(4)], **{name: value})
+
+
+def test_a_seed_beyond_64_bits_is_refused_and_the_engine_lives(llm):
+    with pytest.raises(VLLMValidationError, match="seed"):
+        generate(llm, [prompt(4)], temperature=1.0, seed=2**64)
+    assert generate(llm, [prompt(4)], 2, temperature=1.0, seed=2**64 - 1)
 
 
 def test_preemption_does_not_change_tokens(tiny):

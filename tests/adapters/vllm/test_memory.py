@@ -6,6 +6,8 @@ import pytest
 from trnport.adapters.vllm.memory import HostMemory, host_memory, kv_cache_bytes
 from trnport.core.errors import CapacityError
 
+pytest.importorskip("vllm")
+
 pytestmark = pytest.mark.vllm
 
 GIB = 2**30

@@ -11,6 +11,8 @@ from trnport.adapters.vllm.activation import Machine, decide, is_supported_versi
 from trnport.adapters.vllm.env import Environment, read_environment
 from trnport.core.errors import ConfigError
 
+pytest.importorskip("vllm")
+
 pytestmark = pytest.mark.vllm
 
 

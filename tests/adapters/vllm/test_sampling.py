@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm import SamplingParams  # noqa: E402
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput  # noqa: E402
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
-from trnport.adapters.vllm.output import build_output  # noqa: E402
-from trnport.adapters.vllm.sampled import SampledRequests  # noqa: E402
-from trnport.adapters.vllm.sampling import HostSampler, apply_grammar  # noqa: E402
+from trnport.adapters.vllm.output import build_output
+from trnport.adapters.vllm.sampled import SampledRequests
+from trnport.adapters.vllm.sampling import HostSampler, apply_grammar
 
 pytestmark = pytest.mark.vllm
 

@@ -6,17 +6,17 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm import SamplingParams  # noqa: E402
-from vllm.v1.core.sched.output import (  # noqa: E402
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import (
     CachedRequestData,
     NewRequestData,
     SchedulerOutput,
 )
 
-from trnport.adapters.vllm.sampled import SampledRequests  # noqa: E402
-from trnport.adapters.vllm.translate import apply_schedule  # noqa: E402
-from trnport.core.engine.batch import BatchState  # noqa: E402
-from trnport.core.errors import RequestError  # noqa: E402
+from trnport.adapters.vllm.sampled import SampledRequests
+from trnport.adapters.vllm.translate import apply_schedule
+from trnport.core.engine.batch import BatchState
+from trnport.core.errors import RequestError
 
 pytestmark = pytest.mark.vllm
 
