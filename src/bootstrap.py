@@ -8,13 +8,15 @@ does code ask which backend it runs on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 
+from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
@@ -163,6 +165,11 @@ def build_executor(
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
     return StepExecutor(model, chosen, inputs)
+
+
+def process_collectives(groups: Mapping[str, ProcessGroup]) -> Collectives:
+    """This process's torch.distributed groups by name; without any, one rank alone."""
+    return DistributedCollectives(groups) if groups else SingleCollectives()
 
 
 def planned_collectives(tp: int) -> Collectives:

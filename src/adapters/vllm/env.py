@@ -44,8 +44,11 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def set_defaults() -> None:
+def set_defaults(ranks: int = 1) -> None:
     """Choose for vLLM what the user has not, here and in the processes it starts.
+
+    Args:
+        ranks: Worker processes that will share this machine's cores.
 
     Spawn, because a forked child of a process that has run PyTorch in parallel can hang in
     OpenMP. The first of vLLM's two worker protocols, because the second assumes Triton, and
@@ -53,6 +56,12 @@ def set_defaults() -> None:
     """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # vLLM's own CPU backend pins each rank to a NUMA node and refuses more ranks than nodes.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if ranks > 1:
+        # Otherwise each rank starts a thread for every core, and they wait for each other.
+        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 def _device(value: str) -> str | None:

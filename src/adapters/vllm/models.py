@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-PLATFORM_NAME = "NeuronPlatform"
+from trnport.adapters.vllm import PLATFORM
 
 
 def register_where_active() -> None:
     """Register every supported architecture, if our platform is the current one."""
     from vllm.platforms import current_platform
 
-    if type(current_platform).__name__ == PLATFORM_NAME:
+    # The dotted path, since other plugins have a class of the same name.
+    active = type(current_platform)
+    if f"{active.__module__}.{active.__qualname__}" == PLATFORM:
         register_architectures()
 
 

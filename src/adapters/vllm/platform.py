@@ -114,7 +114,7 @@ class NeuronPlatform(Platform):
             ConfigError: The message names the setting, its value and the way out.
         """
         check_device()
-        set_defaults()
+        set_defaults(vllm_config.parallel_config.world_size)
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)
@@ -178,11 +178,16 @@ def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
 def _check_model(vllm_config: VllmConfig) -> None:
     from trnport.adapters.vllm.refusals import check_supported
     from trnport.adapters.vllm.settings import neuron_config_of
-    from trnport.bootstrap import build_model
+    from trnport.bootstrap import build_model, planned_collectives
 
     check_supported(vllm_config)
     neuron_config = neuron_config_of(vllm_config)
     model_config = vllm_config.model_config
     # On the meta device this costs milliseconds and finds what the architecture refuses here,
     # in the user's process, instead of in a worker's log.
-    build_model(model_config.hf_text_config, neuron_config, dtype=model_config.dtype)
+    build_model(
+        model_config.hf_text_config,
+        neuron_config,
+        dtype=model_config.dtype,
+        collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
+    )

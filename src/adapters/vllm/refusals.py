@@ -84,7 +84,6 @@ def _cache(vllm_config: Any) -> Iterator[str]:
 def _parallel(vllm_config: Any) -> Iterator[str]:
     config = vllm_config.parallel_config
     sizes = {
-        "tensor_parallel_size": "run one rank; several come in a later release",
         "pipeline_parallel_size": "layers are never split over ranks here; use 1",
         "data_parallel_size": "start one server for each replica behind a load balancer",
         "prefill_context_parallel_size": "use 1",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+    from trnport.core.ports import Collectives
+
 logger = plugin_logger(__name__)
 
 
@@ -80,6 +82,7 @@ class NeuronWorker(WorkerBase):
             self.model_config.hf_text_config,
             neuron_config_of(self.vllm_config),
             dtype=self.model_config.dtype,
+            collectives=self._collectives(),
         )
         logger.info("loading weights from %s", folder)
         self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
@@ -125,6 +128,7 @@ class NeuronWorker(WorkerBase):
             neuron_config_of(self.vllm_config),
             block_size=block_size,
             max_model_len=self.model_config.max_model_len,
+            tp=self.parallel_config.tensor_parallel_size,
             device=self.current_platform.device_type,
         )
         self._steps = StepRunner(self.vllm_config, self._executor)
@@ -187,6 +191,14 @@ class NeuronWorker(WorkerBase):
         if self._steps is None:
             raise RuntimeError("the worker has no KV cache yet; initialize_from_config comes first")
         return self._steps
+
+    def _collectives(self) -> Collectives:
+        """This rank's groups: vLLM's own tensor-parallel group, or one rank alone."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        if self.parallel_config.tensor_parallel_size == 1:
+            return bootstrap.process_collectives({})
+        return bootstrap.process_collectives({"tp": get_tp_group().device_group})
 
     def _model_bytes(self) -> int:
         tensors = [*self._model.parameters(), *self._model.buffers()]

@@ -136,7 +136,8 @@ def test_other_platforms_keep_their_models():
         """
         import vllm.platforms
         from vllm.platforms.interface import UnspecifiedPlatform
-        vllm.platforms.current_platform = UnspecifiedPlatform()
+        NeuronPlatform = type("NeuronPlatform", (UnspecifiedPlatform,), {})  # somebody else's
+        vllm.platforms.current_platform = NeuronPlatform()
         import trnport.adapters.vllm as plugin
         plugin.register_models()
         from vllm.model_executor.models.registry import ModelRegistry
