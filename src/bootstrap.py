@@ -93,6 +93,8 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} does not exist; give a Hugging Face checkpoint") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} holds no JSON object; give a Hugging Face checkpoint")
     return config
 
 

@@ -47,6 +47,12 @@ class CausalLM(Protocol):
     def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:
         """Give each layer its ``[k_cache, v_cache]``."""
 
+    def cache_depends_on_seq_len(self, max_model_len: int) -> bool:
+        """Whether cached keys of one prefix differ between sequences of different lengths.
+
+        Blocks of such a model cannot be shared between requests.
+        """
+
     @property
     def vocab_size(self) -> int:
         """Columns of the logits."""

@@ -18,8 +18,9 @@ class PagedKVCacheStore(KVCacheStore):
 
     Args:
         device: Where the caches live.
-        fill: Initial content of floating-point caches; other dtypes start at 0. Tests give
-            NaN, so that reading what nobody wrote shows in the output.
+        fill: Initial content of floating-point caches, other dtypes start at 0; None leaves
+            whatever the memory holds, since writing gigabytes takes seconds. Tests give NaN,
+            so that reading what nobody wrote shows in the output.
         budget_bytes: Most bytes that all caches of this store may take; None leaves the
             decision to the machine.
     """
@@ -28,7 +29,7 @@ class PagedKVCacheStore(KVCacheStore):
         self,
         device: torch.device | str = "cpu",
         *,
-        fill: float = 0.0,
+        fill: float | None = None,
         budget_bytes: int | None = None,
     ) -> None:
         if budget_bytes is not None and budget_bytes < 0:
@@ -78,10 +79,10 @@ class PagedKVCacheStore(KVCacheStore):
 
     def _cache(self, layer: LayerSpec, num_blocks: int, block_size: int) -> Tensor:
         shape = (num_blocks, layer.num_kv_heads, block_size, layer.head_size)
-        fill = self._fill if layer.dtype.is_floating_point else 0
-        if fill == 0:  # untouched zero pages cost no memory, filled ones do
-            return torch.zeros(shape, dtype=layer.dtype, device=self._device)
-        return torch.full(shape, fill, dtype=layer.dtype, device=self._device)
+        cache = torch.empty(shape, dtype=layer.dtype, device=self._device)
+        if self._fill is not None:
+            cache.fill_(self._fill if layer.dtype.is_floating_point else 0)
+        return cache
 
 
 def _check_sizes(spec: KVSpec, num_blocks: int, block_size: int) -> None:

@@ -16,6 +16,8 @@ from trnport.core.errors import ConfigError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from trnport.core.model import CausalLM
+
 logger = plugin_logger(__name__)
 
 WORKER = "trnport.adapters.vllm.worker.NeuronWorker"
@@ -185,9 +187,21 @@ def _check_model(vllm_config: VllmConfig) -> None:
     model_config = vllm_config.model_config
     # On the meta device this costs milliseconds and finds what the architecture refuses here,
     # in the user's process, instead of in a worker's log.
-    build_model(
+    model = build_model(
         model_config.hf_text_config,
         neuron_config,
         dtype=model_config.dtype,
         collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
     )
+    _choose_prefix_caching(vllm_config, model)
+
+
+def _choose_prefix_caching(vllm_config: VllmConfig, model: CausalLM) -> None:
+    cache_config = vllm_config.cache_config
+    limit = vllm_config.model_config.max_model_len
+    if cache_config.enable_prefix_caching and model.cache_depends_on_seq_len(limit):
+        logger.warning_once(
+            "prefix caching is off: the model's rotary embedding depends on the length of a "
+            "sequence beyond its original length, so sequences cannot share cached keys"
+        )
+        cache_config.enable_prefix_caching = False

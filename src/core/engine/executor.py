@@ -114,12 +114,11 @@ class StepExecutor:
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets
-        for tokens, context in buckets.all_prefill_signatures():
-            yield f"prefill s{tokens} ctx{context}", [_stand_in("warm-up", context, tokens)]
-        for rows, context in buckets.all_decode_signatures():
-            # A decode of one cached token is the shortest; a context of 1 has none to cache.
-            works = [_stand_in(f"warm-up-{i}", max(context - 1, 1), 1) for i in range(rows)]
-            yield f"decode b{rows} ctx{context}", works
+        for prefill in buckets.all_prefill_signatures():
+            yield prefill.name, [_stand_in("warm-up", prefill.prior_context, prefill.tokens)]
+        for decode in buckets.all_decode_signatures():
+            cached = max(decode.context - 1, 1)  # a decode has at least one token to read
+            yield decode.name, [_stand_in(f"warm-up-{i}", cached, 1) for i in range(decode.seqs)]
 
 
 def _stand_in(name: str, cached: int, count: int) -> Work:

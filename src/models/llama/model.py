@@ -156,6 +156,10 @@ class LlamaModel(nn.Module):
             )
         )
 
+    def cache_depends_on_seq_len(self, max_model_len: int) -> bool:
+        """Whether keys are rotated by the length of their sequence (dynamic RoPE, longrope)."""
+        return self.rotary.depends_on_seq_len(max_model_len)
+
     def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:
         """Give each layer its ``[k_cache, v_cache]``."""
         for layer in self.layers:

@@ -70,7 +70,6 @@ def test_cache_size_from_the_environment(folder, monkeypatch):
 
 REFUSED = {
     "float16": ({"dtype": "float16"}, r"dtype=float16.*bfloat16 or float32"),
-    "tensor parallel": ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2 is not supported"),
     "pipeline parallel": ({"pipeline_parallel_size": 2}, r"(?i)pipeline"),
     "lora": ({"enable_lora": True}, r"LoRA|lora"),
     "cache dtype": ({"kv_cache_dtype": "fp8"}, r"kv_cache_dtype='fp8' is not supported"),
@@ -133,3 +132,11 @@ def test_an_unknown_device_is_refused(folder, monkeypatch):
     monkeypatch.setenv("TRNPORT_DEVICE", "gpu")
     with pytest.raises(ValueError, match=r"TRNPORT_DEVICE='gpu'.*cpu, neuron"):
         config_for(folder)
+
+
+@pytest.mark.parametrize(("limit", "shared"), [(32, True), (64, False)])
+def test_prefix_caching_is_off_where_keys_depend_on_the_length(tiny, tmp_path, limit, shared):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    folder = changed(tiny, tmp_path, max_position_embeddings=32, rope_parameters=rope)
+    config = config_for(folder, tokenizer=str(tiny[0]), max_model_len=limit)
+    assert config.cache_config.enable_prefix_caching is shared
