@@ -10,7 +10,9 @@ import torch
 
 from tests.harness import incremental_logits, make_rig, reference_logits, relative_error
 from tests.zoo import AWKWARD, LLAMAS, save_llama
+from trnport.adapters.fake import PoisoningKernels, StrictKernels
 from trnport.adapters.local import LocalWorld
+from trnport.adapters.torch_cpu import TorchCpuKernels
 
 PROMPT = [5, 17, 130, 0, 42, 99, 3, 64, 77, 11, 23]
 FORCED = [7, 128, 3, 3, 90, 55, 1, 2, 60]
@@ -127,6 +129,18 @@ def test_a_step_may_mix_a_chunk_of_prompt_with_decodes(tmp_path: Path) -> None:
     together = torch.stack([step[first.request_id] for step in rows])
     assert relative_error(together, expected) < BUDGET
     assert relative_error(rows[2][second.request_id], late[0]) < BUDGET
+
+
+def test_poisoned_padding_rows_reach_no_real_row(tmp_path: Path) -> None:
+    reference = save_llama(tmp_path)
+    kernels = PoisoningKernels(StrictKernels(TorchCpuKernels()))
+    padded = BUCKETS | {"num_seqs_buckets": [4]}
+    rig = make_rig(tmp_path, neuron_config=padded, kernels=kernels)
+
+    actual = rig.teacher_forced(PROMPT[:9], FORCED, chunks=[4, 5])
+
+    expected = reference_logits(reference, PROMPT[:9] + FORCED, last=len(FORCED) + 1)
+    assert relative_error(actual, expected) < BUDGET
 
 
 def test_only_the_slots_of_real_tokens_are_written(tmp_path: Path) -> None:
