@@ -48,22 +48,31 @@ def kv_cache_bytes(
     Args:
         host: The machine's memory.
         utilization: ``gpu_memory_utilization``: the part that all workers may use together.
-        num_workers: Workers that share the machine.
+        num_workers: Workers that share the machine, those of all replicas.
         model_bytes: Parameters and buffers of this worker.
-        explicit: A size the user chose; it wins.
+        explicit: A size for each worker that the user chose; it wins.
 
     Raises:
         CapacityError: The size the user chose is not there.
     """
     if explicit is not None:
-        if explicit > host.available:
-            raise CapacityError(
-                f"the KV cache was set to {_gib(explicit)} GiB and {_gib(host.available)} GiB of "
-                "memory are free; lower kv_cache_memory_bytes or VLLM_CPU_KVCACHE_SPACE"
-            )
+        _check_explicit(explicit, host.available, num_workers)
         return explicit
     share = int(host.total * utilization) // num_workers
-    return max(0, min(share - model_bytes, int(share * CACHE_SHARE), host.available))
+    # Every worker reads the same free memory, and all of them allocate afterwards.
+    free = host.available // num_workers
+    return max(0, min(share - model_bytes, int(share * CACHE_SHARE), free))
+
+
+def _check_explicit(explicit: int, available: int, num_workers: int) -> None:
+    if explicit * num_workers <= available:
+        return
+    each = "" if num_workers == 1 else f" for each of {num_workers} workers"
+    raise CapacityError(
+        f"the KV cache was set to {_gib(explicit)} GiB{each} and {_gib(available)} GiB of memory "
+        f"are free; lower kv_cache_memory_bytes or VLLM_CPU_KVCACHE_SPACE to at most "
+        f"{_gib(available // num_workers)} GiB"
+    )
 
 
 def _gib(num_bytes: int) -> str:

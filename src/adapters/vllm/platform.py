@@ -11,6 +11,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from trnport.adapters.vllm.activation import neuron_device_exists
 from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import plugin_logger
+from trnport.adapters.vllm.replicas import remember_replicas, workers_here
 from trnport.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class NeuronPlatform(Platform):
             ConfigError: The message names the setting, its value and the way out.
         """
         check_device()
-        set_defaults(vllm_config.parallel_config.world_size)
+        remember_replicas(vllm_config.parallel_config)
+        set_defaults(workers_here(vllm_config.parallel_config))
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)

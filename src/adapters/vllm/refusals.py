@@ -85,13 +85,23 @@ def _parallel(vllm_config: Any) -> Iterator[str]:
     config = vllm_config.parallel_config
     sizes = {
         "pipeline_parallel_size": "layers are never split over ranks here; use 1",
-        "data_parallel_size": "start one server for each replica behind a load balancer",
         "prefill_context_parallel_size": "use 1",
         "decode_context_parallel_size": "use 1",
     }
     for name, way_out in sizes.items():
         if getattr(config, name) > 1:
             yield f"{name}={getattr(config, name)} is not supported; {way_out}"
+    if config.data_parallel_size > 1 and vllm_config.model_config.is_moe:
+        yield (
+            f"data_parallel_size={config.data_parallel_size} is not supported for models with "
+            "experts; start one server for each replica behind a load balancer"
+        )
+    if config.nnodes > 1:
+        yield f"nnodes={config.nnodes} is not supported; all ranks run on one machine: use 1"
+    if config.data_parallel_backend != "mp":
+        yield f"data_parallel_backend={config.data_parallel_backend!r} is not supported; use 'mp'"
+    if config.distributed_executor_backend == "ray":
+        yield "distributed_executor_backend='ray' is not supported; use 'mp'"
     if config.enable_expert_parallel:
         yield "enable_expert_parallel is not supported: no supported model has experts"
 

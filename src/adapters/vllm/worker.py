@@ -16,6 +16,7 @@ from trnport.adapters.vllm.checkpoint import checkpoint_folder
 from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
+from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
 from trnport.adapters.vllm.steps import StepRunner
 
@@ -105,7 +106,7 @@ class NeuronWorker(WorkerBase):
         num_bytes = kv_cache_bytes(
             host_memory(),
             utilization=self.cache_config.gpu_memory_utilization,
-            num_workers=self.parallel_config.world_size,
+            num_workers=workers_here(self.parallel_config),
             model_bytes=self._model_bytes(),
             explicit=self.cache_config.kv_cache_memory_bytes,
         )

@@ -47,12 +47,13 @@ def test_a_script_ends_with_0_and_no_traceback(tiny):
 class Server:
     """A running ``vllm serve``."""
 
-    def __init__(self, folder, log):
+    def __init__(self, folder, log, *options):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
         command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1", *LIMITS]
+        command += options
         self.log = log
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
@@ -75,12 +76,11 @@ class Server:
     def text(self):
         return self.log.read_text()
 
-    def post(self, path, body, timeout=120):
+    def post(self, path, body, timeout=120, headers=None):
         """Status and decoded answer."""
         data = body if isinstance(body, bytes) else json.dumps({"model": "tiny", **body}).encode()
-        request = urllib.request.Request(
-            self.url(path), data=data, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url(path), data=data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.status, json.loads(answer.read())
@@ -120,8 +120,9 @@ def server(tiny, tmp_path_factory):
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
-def completion(server, prompt="hello", **params):
-    status, answer = server.post("/v1/completions", {"prompt": prompt, **GREEDY, **params})
+def completion(server, prompt="hello", headers=None, **params):
+    body = {"prompt": prompt, **GREEDY, **params}
+    status, answer = server.post("/v1/completions", body, headers=headers)
     assert status == 200, answer
     return answer["choices"][0]["text"]
 
