@@ -83,7 +83,8 @@ def test_layers_must_be_named_apart(store: KVCacheStore, names: tuple[str, ...])
 def test_paged_fills_floating_point_caches(dtype: torch.dtype) -> None:
     caches = PagedKVCacheStore(fill=math.nan).allocate(spec_of("a", dtype=dtype), 2, 3)
     assert all(cache.float().isnan().all() for cache in caches["a"])
-    (plain,) = PagedKVCacheStore(fill=math.nan).allocate(spec_of("a", dtype=torch.int8), 2, 3).values()
+    integers = spec_of("b", dtype=torch.int8)
+    (plain,) = PagedKVCacheStore(fill=math.nan).allocate(integers, 2, 3).values()
     assert (plain[0] == 0).all()
 
 

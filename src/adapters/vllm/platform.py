@@ -12,6 +12,7 @@ from trnport.adapters.vllm.activation import neuron_device_exists
 from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
+from trnport.adapters.vllm.shutdown import install_stop_filter
 from trnport.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ WORKER = "trnport.adapters.vllm.worker.NeuronWorker"
 BLOCK_SIZE = 32
 """Default positions per KV block: long enough for efficient reads of a block, short enough
 that prefixes are shared and the last block of a request wastes little."""
+
+
+SHUTDOWN_TIMEOUT = 10
+"""Seconds in which a server that is told to stop may finish its requests and its processes."""
 
 
 class NeuronPlatform(Platform):
@@ -123,6 +128,8 @@ class NeuronPlatform(Platform):
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)
         _turn_off_async_scheduling(vllm_config)
+        _choose_shutdown_timeout(vllm_config)
+        install_stop_filter()
         # vLLM builds configurations without a model in some of its own helpers.
         if vllm_config.model_config is not None:
             _check_model(vllm_config)
@@ -177,6 +184,13 @@ def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
         # request that ends would cost one more step.
         logger.info_once("async scheduling is off: tokens are sampled on the host")
         scheduler_config.async_scheduling = False
+
+
+def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
+    # Without one vLLM kills the engine at once, and the server may log its death as an error.
+    # Running requests get this long to finish, in seconds.
+    if vllm_config.shutdown_timeout == 0:
+        vllm_config.shutdown_timeout = SHUTDOWN_TIMEOUT
 
 
 def _check_model(vllm_config: VllmConfig) -> None:
