@@ -5,7 +5,7 @@ A fake that needs something computed wraps an adapter that the test gives it, so
 stand around any of them.
 """
 
-from trnport.adapters.fake.collectives import CollectiveRecord, FakeCollectives
+from trnport.adapters.fake.collectives import FakeCollectives
 from trnport.adapters.fake.compiler import CompilerRecord, RecordingCompiler
 from trnport.adapters.fake.errors import ContractViolationError
 from trnport.adapters.fake.kernels import (
@@ -17,9 +17,10 @@ from trnport.adapters.fake.kernels import (
 from trnport.adapters.fake.kv_cache import StrictKVCacheStore
 from trnport.adapters.fake.weights import RecordingWeightSource
 from trnport.adapters.fake.wrapping import WrappedKernels
+from trnport.core.parallel.call import CollectiveCall
 
 __all__ = [
-    "CollectiveRecord",
+    "CollectiveCall",
     "CompilerRecord",
     "ContractViolationError",
     "FakeCollectives",

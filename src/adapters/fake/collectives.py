@@ -5,31 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
 import torch
 from torch import Tensor
 
 from trnport.adapters.fake.errors import ContractViolationError
+from trnport.core.parallel.call import CollectiveCall
 from trnport.core.ports.collectives import Collectives
-
-
-@attrs.frozen
-class CollectiveRecord:
-    """One recorded call.
-
-    Attributes:
-        operation: Name of the operation, such as "all_reduce".
-        group: Name of the group.
-        shape: Shape of the input.
-        dtype: Dtype of the input.
-        options: The other arguments by name, such as ``{"dim": 0}``.
-    """
-
-    operation: str
-    group: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    options: dict[str, int]
 
 
 class FakeCollectives(Collectives):
@@ -73,7 +54,7 @@ class FakeCollectives(Collectives):
         self._size = size
         self._script = None if results is None else iter(results)
         self._groups = frozenset(groups)
-        self.calls: list[CollectiveRecord] = []
+        self.calls: list[CollectiveCall] = []
 
     def rank(self, group: str) -> int:
         """The rank given."""
@@ -126,7 +107,7 @@ class FakeCollectives(Collectives):
     def _answer(
         self, operation: str, x: Tensor, group: str, echo: Tensor, **options: int
     ) -> Tensor:
-        call = CollectiveRecord(operation, group, tuple(x.shape), x.dtype, options)
+        call = CollectiveCall(operation, group, tuple(x.shape), x.dtype, options)
         self.calls.append(call)
         if self._script is None:
             return echo

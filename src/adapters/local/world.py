@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from trnport.adapters.local import combine
-from trnport.adapters.local.exchange import CollectiveCall, Exchange
+from trnport.adapters.local.exchange import Exchange
 from trnport.core.errors import ConfigError
+from trnport.core.parallel.call import CollectiveCall
 from trnport.core.ports.collectives import Collectives
 
 Result = TypeVar("Result")
