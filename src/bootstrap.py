@@ -29,6 +29,7 @@ from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.session import Limits, Session
 from trnport.core.errors import CheckpointError, ConfigError
+from trnport.core.kv import DEFAULT_BLOCK_SIZE
 from trnport.core.model import CausalLM
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore, WeightSource
 from trnport.models.registry import resolve
@@ -42,10 +43,8 @@ _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
     {"eager": EagerCompiler}
 )
 
-DEFAULT_BLOCK_SIZE = 32
-"""Positions per KV block."""
-
-SUPPORTED_DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
+SUPPORTED_DTYPES = MappingProxyType({"bfloat16": torch.bfloat16, "float32": torch.float32})
+"""By name, the preferred one first."""
 
 
 def kernels(name: str = "torch_cpu") -> Kernels:

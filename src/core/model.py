@@ -71,3 +71,9 @@ class CausalLM(Protocol):
         is_token_ids: Tensor | None = None,
     ) -> ModelOutput:
         """Run one step; see :class:`trnport.core.metadata.StepInput` for the shapes."""
+
+
+def model_bytes(model: Any) -> int:
+    """Bytes of a model's parameters and buffers, loaded or on the meta device."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -18,8 +18,10 @@ from trnport.adapters.cli.parser import SERVER_MEMORY_UTILIZATION
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.buckets import Buckets
 from trnport.core.errors import CheckpointError, ConfigError
+from trnport.core.kv import DEFAULT_BLOCK_SIZE
 from trnport.core.kv.capacity import KVCapacity
 from trnport.core.kv.spec import KVSpec
+from trnport.core.model import model_bytes
 from trnport.models.registry import resolve
 
 SERVER_SEQS_PER_RANK = 128
@@ -104,7 +106,7 @@ def make_plan(
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    block_size: int = bootstrap.DEFAULT_BLOCK_SIZE,
+    block_size: int = DEFAULT_BLOCK_SIZE,
     neuron_config: dict[str, Any] | None = None,
 ) -> Plan:
     """Plan a server.
@@ -131,7 +133,7 @@ def make_plan(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    hf_config = _read_config(model)
+    hf_config = bootstrap.read_hf_config(model)
     resolve(hf_config.get("architectures"))
     limits = _fill_in(hf_config, tp, max_model_len, max_num_seqs, max_num_batched_tokens)
     settings = NeuronConfig.from_dict(neuron_config or {}, **attrs.asdict(limits), tp=tp)
@@ -169,24 +171,11 @@ def program_names(buckets: Buckets) -> tuple[str, ...]:
     return (*prefills, *decodes)
 
 
-def model_bytes(model: Any) -> int:
-    """Bytes of a model's parameters and buffers, loaded or on the meta device."""
-    tensors = (*model.parameters(), *model.buffers())
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 def _check_positive(**given: int | None) -> None:
     # Before defaults are derived from them, so that the one at fault is named.
     for name, value in given.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be a positive integer")
-
-
-def _read_config(model: str | Path) -> dict[str, Any]:
-    config: Any = bootstrap.read_hf_config(model)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{Path(model) / 'config.json'} holds no JSON object")
-    return config
 
 
 def _fill_in(

@@ -14,6 +14,7 @@ from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
 from trnport.adapters.vllm.shutdown import install_stop_filter
 from trnport.core.errors import ConfigError
+from trnport.core.kv import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 logger = plugin_logger(__name__)
 
 WORKER = "trnport.adapters.vllm.worker.NeuronWorker"
-
-BLOCK_SIZE = 32
-"""Default positions per KV block: long enough for efficient reads of a block, short enough
-that prefixes are shared and the last block of a request wastes little."""
-
 
 SHUTDOWN_TIMEOUT = 10
 """Seconds in which a server that is told to stop may finish its requests and its processes."""
@@ -54,7 +50,9 @@ class NeuronPlatform(Platform):
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
         """Dtypes for ``dtype="auto"``; the first replaces those that are not in the list."""
-        return [torch.bfloat16, torch.float32]
+        from trnport.bootstrap import SUPPORTED_DTYPES
+
+        return list(SUPPORTED_DTYPES.values())
 
     def is_cpu(self) -> bool:
         """Whether tensors live in host memory.
@@ -168,7 +166,7 @@ def _choose_worker(vllm_config: VllmConfig) -> None:
 def _choose_block_size(vllm_config: VllmConfig) -> None:
     cache_config = vllm_config.cache_config
     if not cache_config.user_specified_block_size:
-        cache_config.block_size = BLOCK_SIZE
+        cache_config.block_size = DEFAULT_BLOCK_SIZE
 
 
 def _choose_cache_size(vllm_config: VllmConfig) -> None:

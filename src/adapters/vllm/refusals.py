@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from trnport.bootstrap import SUPPORTED_DTYPES
 from trnport.core.errors import ConfigError
 from trnport.models.registry import resolve
 
-SUPPORTED_DTYPES = (torch.bfloat16, torch.float32)
 LOAD_FORMATS = ("auto", "hf", "safetensors")
 
 Rule = Callable[[Any], Iterator[str]]
@@ -38,7 +38,7 @@ def _model(vllm_config: Any) -> Iterator[str]:
     config = vllm_config.model_config
     if config.runner_type != "generate":
         yield f"runner={config.runner_type!r} is not supported; only 'generate' is"
-    if config.dtype not in SUPPORTED_DTYPES:
+    if config.dtype not in SUPPORTED_DTYPES.values():
         yield _dtype_message(config.dtype)
     if config.quantization is not None:
         yield (

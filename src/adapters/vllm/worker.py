@@ -19,6 +19,7 @@ from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
 from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
 from trnport.adapters.vllm.steps import StepRunner
+from trnport.core.model import model_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -89,7 +90,7 @@ class NeuronWorker(WorkerBase):
         self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
         logger.info(
             "loaded %.2f GiB of weights in %.1f s",
-            self._model_bytes() / 2**30,
+            model_bytes(self._model) / 2**30,
             time.monotonic() - started,
         )
 
@@ -107,7 +108,7 @@ class NeuronWorker(WorkerBase):
             host_memory(),
             utilization=self.cache_config.gpu_memory_utilization,
             num_workers=workers_here(self.parallel_config),
-            model_bytes=self._model_bytes(),
+            model_bytes=model_bytes(self._model),
             explicit=self.cache_config.kv_cache_memory_bytes,
         )
         logger.info("KV cache: %.2f GiB", num_bytes / 2**30)
@@ -200,10 +201,6 @@ class NeuronWorker(WorkerBase):
         if self.parallel_config.tensor_parallel_size == 1:
             return bootstrap.process_collectives({})
         return bootstrap.process_collectives({"tp": get_tp_group().device_group})
-
-    def _model_bytes(self) -> int:
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _log_progress(done: int, total: int, name: str, elapsed: float) -> None:

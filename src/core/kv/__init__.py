@@ -2,6 +2,6 @@
 """KV cache bookkeeping: what layers need, and where each token's entry goes."""
 
 from trnport.core.kv.slots import NULL_BLOCK, PAD_SLOT, slot_mapping
-from trnport.core.kv.spec import KVSpec, LayerSpec
+from trnport.core.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, LayerSpec
 
-__all__ = ["NULL_BLOCK", "PAD_SLOT", "KVSpec", "LayerSpec", "slot_mapping"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "NULL_BLOCK", "PAD_SLOT", "KVSpec", "LayerSpec", "slot_mapping"]

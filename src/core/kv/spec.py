@@ -6,6 +6,10 @@ from __future__ import annotations
 import attrs
 import torch
 
+DEFAULT_BLOCK_SIZE = 32
+"""Positions per KV block: long enough for efficient reads of a block, short enough that
+prefixes are shared and the last block of a request wastes little."""
+
 _positive = attrs.validators.gt(0)
 
 

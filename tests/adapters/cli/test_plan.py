@@ -19,11 +19,13 @@ from trnport import bootstrap
 from trnport.adapters.cli import main
 from trnport.adapters.cli.parser import SERVER_MEMORY_UTILIZATION, build_parser
 from trnport.adapters.cli.plan import knobs, render_plan
-from trnport.adapters.cli.planning import Plan, make_plan, model_bytes
+from trnport.adapters.cli.planning import Plan, make_plan
 from trnport.adapters.fake import FakeCollectives
 from trnport.adapters.local import LocalWorld
 from trnport.core.config import NeuronConfig
+from trnport.core.kv import DEFAULT_BLOCK_SIZE
 from trnport.core.kv.capacity import KVCapacity
+from trnport.core.model import model_bytes
 
 MIB = 2**20
 LIMITS: dict[str, Any] = {
@@ -286,7 +288,7 @@ def test_the_parser_refuses_values_that_mean_nothing(
 
 def test_defaults_that_the_parser_cannot_import() -> None:
     arguments = build_parser().parse_args(["plan", "model"])
-    assert arguments.block_size == bootstrap.DEFAULT_BLOCK_SIZE
+    assert arguments.block_size == DEFAULT_BLOCK_SIZE
     assert arguments.dtype in bootstrap.SUPPORTED_DTYPES
 
 

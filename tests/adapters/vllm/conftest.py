@@ -114,3 +114,16 @@ def generate(engine, prompts, count=8, **params):
         use_tqdm=False,
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def count_preemptions(engine):
+    """A list that grows with every preemption."""
+    scheduler = scheduler_of(engine)
+    original, preempted = scheduler._preempt_request, []
+
+    def counted(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        return original(request, *args, **kwargs)
+
+    scheduler._preempt_request = counted
+    return preempted

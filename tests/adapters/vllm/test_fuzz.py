@@ -5,7 +5,6 @@ import collections
 import contextlib
 import http.client
 import json
-import os
 import random
 import re
 import signal
@@ -39,13 +38,9 @@ OPTIONS = ["--num-gpu-blocks-override=40", "--disable-uvicorn-access-log"]
 @pytest.fixture(scope="module")
 def server(tiny, tmp_path_factory):
     log = tmp_path_factory.mktemp("fuzz") / "log.txt"
-    running = test_serve.Server(tiny[0], log, *OPTIONS)
-    try:
+    with test_serve.Server(tiny[0], log, *OPTIONS) as running:
         running.wait_until_ready()
         yield running
-    finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGKILL)
 
 
 # --- requests ------------------------------------------------------------------------------------

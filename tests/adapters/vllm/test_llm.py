@@ -10,6 +10,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from tests.adapters.vllm.conftest import (
+    count_preemptions,
     generate,
     greedy_reference,
     open_llm,
@@ -188,19 +189,6 @@ def test_preemption_does_not_change_tokens(tiny):
         crowded = generate(engine, prompts, 20, **seeded)
         alone = [generate(engine, [ids], 20, **seeded)[0] for ids in prompts]
         assert crowded == alone
-
-
-def count_preemptions(engine):
-    """A list that grows with every preemption."""
-    scheduler = scheduler_of(engine)
-    original, preempted = scheduler._preempt_request, []
-
-    def counted(request, *args, **kwargs):
-        preempted.append(request.request_id)
-        return original(request, *args, **kwargs)
-
-    scheduler._preempt_request = counted
-    return preempted
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ middle one needs both.
 import contextlib
 import json
 import multiprocessing
-import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -137,13 +135,9 @@ def test_other_ways_to_spread_are_refused_by_name(tiny, name):
 
 @contextlib.contextmanager
 def serving(folder, log, *options):
-    server = Server(folder, log, *options)
-    try:
+    with Server(folder, log, *options) as server:
         server.wait_until_ready()
         yield server
-    finally:
-        if server.process.poll() is None:
-            os.killpg(server.process.pid, signal.SIGKILL)
 
 
 def workers(server):

@@ -45,7 +45,7 @@ def test_a_script_ends_with_0_and_no_traceback(tiny):
 
 
 class Server:
-    """A running ``vllm serve``."""
+    """A running ``vllm serve``; leaving its ``with`` block kills what still runs."""
 
     def __init__(self, folder, log, *options):
         with socket.socket() as probe:
@@ -58,6 +58,13 @@ class Server:
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
         )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait_until_ready(self, seconds=240):
         deadline = time.monotonic() + seconds
@@ -106,15 +113,11 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tiny, tmp_path_factory):
-    running = Server(tiny[0], tmp_path_factory.mktemp("serve") / "log.txt")
-    try:
+    with Server(tiny[0], tmp_path_factory.mktemp("serve") / "log.txt") as running:
         running.wait_until_ready()
         yield running
         assert running.stop(signal.SIGTERM) == 0, running.text()[-4000:]
         assert "Traceback" not in running.text()
-    finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGKILL)
 
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -228,14 +231,10 @@ def test_a_client_that_hangs_up_is_forgotten(server):
 
 @pytest.mark.parametrize("how", [signal.SIGINT])
 def test_the_server_stops_cleanly(tiny, tmp_path, how):
-    other = Server(tiny[0], tmp_path / "log.txt")
-    try:
+    with Server(tiny[0], tmp_path / "log.txt") as other:
         other.wait_until_ready()
         assert other.stop(how) == 0, other.text()[-4000:]
         assert "Traceback" not in other.text()
-    finally:
-        if other.process.poll() is None:
-            os.killpg(other.process.pid, signal.SIGKILL)
 
 
 def test_a_damaged_checkpoint_is_reported_and_ends_the_process(tiny, tmp_path):
@@ -245,10 +244,6 @@ def test_a_damaged_checkpoint_is_reported_and_ends_the_process(tiny, tmp_path):
     shutil.copytree(tiny[0], folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    other = Server(folder, tmp_path / "log.txt")
-    try:
+    with Server(folder, tmp_path / "log.txt") as other:
         assert other.process.wait(240) != 0
         assert "model.safetensors" in other.text() and "CheckpointError" in other.text()
-    finally:
-        if other.process.poll() is None:
-            os.killpg(other.process.pid, signal.SIGKILL)

@@ -10,7 +10,13 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from tests.adapters.vllm.conftest import generate, open_llm, scheduler_of, worker_of
+from tests.adapters.vllm.conftest import (
+    count_preemptions,
+    generate,
+    open_llm,
+    scheduler_of,
+    worker_of,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -66,13 +72,7 @@ def test_random_traffic(tiny, seed):
         tiny[0], max_model_len=MAX_LEN, max_num_batched_tokens=16, num_gpu_blocks_override=18
     ) as engine:
         scheduler = scheduler_of(engine)
-        preempt, preemptions = scheduler._preempt_request, []
-
-        def counted(request, *args, **kwargs):
-            preemptions.append(request.request_id)
-            return preempt(request, *args, **kwargs)
-
-        scheduler._preempt_request = counted
+        preemptions = count_preemptions(engine)
         outputs = drive(engine, requests, chance)
         assert len(outputs) > 15 and preemptions, "the traffic was meant to be rough"
         assert not scheduler.requests
