@@ -15,6 +15,8 @@ from trnport.core.errors import UnsupportedModelError
 _MODELS = MappingProxyType(
     {
         "LlamaForCausalLM": "trnport.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "trnport.models.mistral:MistralForCausalLM",
+        "Qwen3ForCausalLM": "trnport.models.qwen3:Qwen3ForCausalLM",
     }
 )
 

@@ -9,8 +9,8 @@ import torch
 
 from trnport.core.config import NeuronConfig
 from trnport.core.context import ModelContext
+from trnport.core.nn.decoder import DecoderModel
 from trnport.models.llama.config import LlamaConfig
-from trnport.models.llama.model import LlamaModel
 
 
 class LlamaForCausalLM:
@@ -24,7 +24,7 @@ class LlamaForCausalLM:
         *,
         context: ModelContext,
         dtype: torch.dtype,
-    ) -> LlamaModel:
+    ) -> DecoderModel:
         """Build a Llama on the meta device.
 
         Args:
@@ -37,4 +37,4 @@ class LlamaForCausalLM:
             UnsupportedConfigError: The message names the field that is not implemented.
         """
         with torch.device("meta"):
-            return LlamaModel(LlamaConfig.from_hf(hf_config), context, dtype)
+            return DecoderModel(LlamaConfig.from_hf(hf_config), context, dtype)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama (Touvron et al., 2023), for one tensor-parallel rank.
+"""A decoder of Llama's shape (Touvron et al., 2023), for one tensor-parallel rank.
+
+Models that differ in their attention alone derive theirs from :class:`DecoderAttention`.
 
 In prefill the residual stream is sequence parallel: each rank holds 1/tp of the tokens,
 gathers all of them in front of attention and MLP, and reduce-scatters behind. In decode
@@ -8,6 +10,7 @@ every rank holds all rows and an all-reduce takes the place of both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
@@ -18,28 +21,34 @@ from trnport.core.context import ModelContext
 from trnport.core.functional import attention, gather_tokens, reduce_tokens
 from trnport.core.kv.spec import KVSpec, LayerSpec
 from trnport.core.metadata import AttentionMetadata, ModelOutput
-from trnport.core.nn import (
-    GatedMLP,
-    LMHead,
-    OutputProjection,
-    QKVProjection,
-    RMSNorm,
-    RotaryEmbedding,
-    VocabDimShardedEmbedding,
-)
+from trnport.core.nn.attention import OutputProjection, QKVProjection
+from trnport.core.nn.decoder_config import DecoderConfig
+from trnport.core.nn.decoder_weights import decoder_mapping
+from trnport.core.nn.embedding import LMHead, VocabDimShardedEmbedding
+from trnport.core.nn.mlp import GatedMLP
+from trnport.core.nn.norm import RMSNorm
+from trnport.core.nn.rope import RotaryEmbedding
 from trnport.core.parallel import HeadSharding
 from trnport.core.ports.weights import WeightSource
-from trnport.core.weights import load_weights, resolve_tied_embeddings
-from trnport.models.llama.config import LlamaConfig
-from trnport.models.llama.weights import llama_mapping
+from trnport.core.weights import (
+    TiedEmbeddings,
+    WeightMapping,
+    load_weights,
+    resolve_tied_embeddings,
+)
 
 log = structlog.get_logger(__name__)
 
+Mapping = Callable[[DecoderConfig, TiedEmbeddings], WeightMapping]
+"""Parameter names to checkpoint keys, as :func:`decoder_mapping`."""
 
-class LlamaAttention(nn.Module):
+
+class DecoderAttention(nn.Module):
     """Grouped-query attention with rotary positions over a paged cache."""
 
-    def __init__(self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, ctx: ModelContext, dtype: torch.dtype, index: int
+    ) -> None:
         super().__init__()
         heads = HeadSharding(
             config.num_attention_heads, config.num_key_value_heads, ctx.tp.world_size
@@ -50,6 +59,7 @@ class LlamaAttention(nn.Module):
         self.kernels = ctx.kernels
         self.scale = config.head_dim**-0.5
         self.num_kv_heads = heads.kv_heads_per_rank
+        self.sliding_window = config.sliding_window(index)
         self.kv_cache: list[Tensor] = []
 
     def forward(
@@ -57,23 +67,36 @@ class LlamaAttention(nn.Module):
     ) -> Tensor:
         """Attend: ``[T, H]`` to this rank's partial sum ``[T, H]``."""
         q, k, v = self.qkv_proj(x)
+        q, k = self.before_rope(q, k)
         q, k = self.kernels.rope(q, k, *rope)
-        out = attention(self.kernels, q, k, v, self.kv_cache, positions, metadata, scale=self.scale)
+        out = attention(
+            self.kernels, q, k, v, self.kv_cache, positions, metadata,
+            scale=self.scale, sliding_window=self.sliding_window,
+        )  # fmt: skip
         return self.o_proj(out)
 
+    def before_rope(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """What a model does to queries ``[T, Hq, D]`` and keys ``[T, Hk, D]`` first; nothing."""
+        return q, k
 
-class LlamaDecoderLayer(nn.Module):
+
+class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
     def __init__(
-        self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype, index: int
+        self,
+        config: DecoderConfig,
+        ctx: ModelContext,
+        dtype: torch.dtype,
+        index: int,
+        attention_type: type[DecoderAttention],
     ) -> None:
         super().__init__()
         self.name = f"layers.{index}.self_attn"
         self.tp = ctx.tp
         norm_args = (config.hidden_size, config.rms_norm_eps, ctx, dtype)
         self.input_layernorm = RMSNorm(*norm_args)
-        self.self_attn = LlamaAttention(config, ctx, dtype)
+        self.self_attn = attention_type(config, ctx, dtype, index)
         self.post_attention_layernorm = RMSNorm(*norm_args)
         self.mlp = GatedMLP(
             config.hidden_size, config.intermediate_size, config.mlp_bias, ctx, dtype
@@ -89,20 +112,40 @@ class LlamaDecoderLayer(nn.Module):
         return h + reduce_tokens(self.mlp(x), self.tp, metadata)
 
 
-class LlamaModel(nn.Module):
-    """The decoder stack with its embedding and LM head."""
+class DecoderModel(nn.Module):
+    """The decoder stack with its embedding and LM head.
 
-    def __init__(self, config: LlamaConfig, ctx: ModelContext, dtype: torch.dtype) -> None:
+    Args:
+        config: Sizes and switches.
+        ctx: The ports.
+        dtype: Dtype of weights, activations and cache.
+        attention_type: The attention of every layer.
+        mapping: Where the parameters stand in a checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        ctx: ModelContext,
+        dtype: torch.dtype,
+        *,
+        attention_type: type[DecoderAttention] = DecoderAttention,
+        mapping: Mapping = decoder_mapping,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.mapping = mapping
         self.tp = ctx.tp
         self.dtype = dtype
         self.embed_tokens = VocabDimShardedEmbedding(
             config.vocab_size, config.hidden_size, ctx, dtype
         )
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings)
-        layers = [LlamaDecoderLayer(config, ctx, dtype, i) for i in range(config.num_hidden_layers)]
-        self.layers = cast("list[LlamaDecoderLayer]", nn.ModuleList(layers))
+        layers = [
+            DecoderLayer(config, ctx, dtype, i, attention_type)
+            for i in range(config.num_hidden_layers)
+        ]
+        self.layers = cast("list[DecoderLayer]", nn.ModuleList(layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx, dtype)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, ctx, dtype)
 
@@ -140,7 +183,7 @@ class LlamaModel(nn.Module):
             CheckpointError: Names every missing, unexpected and mis-shaped tensor.
         """
         tied = resolve_tied_embeddings(source, tied=self.config.tie_word_embeddings)
-        mapping = llama_mapping(self.config, tied)
+        mapping = self.mapping(self.config, tied)
         load_weights(self, source, mapping, rank=self.tp.rank_in_group, device=device)
         conflict = tied.conflict(self.lm_head.weight, self.embed_tokens.weight)
         if conflict:
@@ -151,7 +194,13 @@ class LlamaModel(nn.Module):
         head_dim, dtype = self.config.head_dim, self.dtype
         return KVSpec(
             tuple(
-                LayerSpec(layer.name, layer.self_attn.num_kv_heads, head_dim, dtype)
+                LayerSpec(
+                    layer.name,
+                    layer.self_attn.num_kv_heads,
+                    head_dim,
+                    dtype,
+                    layer.self_attn.sliding_window,
+                )
                 for layer in self.layers
             )
         )

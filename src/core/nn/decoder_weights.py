@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each parameter of Llama stands in a Hugging Face checkpoint."""
+"""Where each parameter of a decoder stands in a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
+from trnport.core.nn.decoder_config import DecoderConfig
 from trnport.core.weights import TiedEmbeddings, WeightMapping, expand_layers
-from trnport.models.llama.config import LlamaConfig
 
 IGNORED = ("*.rotary_emb.inv_freq",)
 """Stored by old versions of Transformers; computed here."""
 
 
-def llama_mapping(config: LlamaConfig, tied: TiedEmbeddings) -> WeightMapping:
+def decoder_mapping(config: DecoderConfig, tied: TiedEmbeddings) -> WeightMapping:
     """Parameter names to checkpoint keys.
 
     Args:
