@@ -28,8 +28,9 @@ from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.session import Limits, Session
+from trnport.core.engine.tables import table_kinds
 from trnport.core.errors import CheckpointError, ConfigError
-from trnport.core.kv import DEFAULT_BLOCK_SIZE
+from trnport.core.kv import DEFAULT_BLOCK_SIZE, KVGroups
 from trnport.core.model import CausalLM
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore, WeightSource
 from trnport.models.registry import resolve
@@ -145,6 +146,7 @@ def build_executor(
     tp: int = 1,
     device: torch.device | str = "cpu",
     compiler: Compiler | None = None,
+    groups: KVGroups | None = None,
 ) -> StepExecutor:
     """Wire a loaded model with bound caches to a compiler.
 
@@ -156,13 +158,16 @@ def build_executor(
         tp: Tensor-parallel degree.
         device: Device of the step inputs.
         compiler: Compiler; the one that ``neuron_config`` names when None.
+        groups: Which layers share a block table; all of them when None.
     """
+    spec = model.get_kv_spec()
     inputs = InputBuilder(
         buckets=Buckets.from_config(neuron_config, max_model_len=max_model_len),
-        layer_names=tuple(layer.name for layer in model.get_kv_spec().layers),
+        layer_names=tuple(layer.name for layer in spec.layers),
         block_size=block_size,
         tp=tp,
         device=torch.device(device),
+        kinds=table_kinds(spec, groups),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
     return StepExecutor(model, chosen, inputs)

@@ -27,8 +27,8 @@ class AttentionMetadata:
         max_blocks_per_seq: M.
         decode_token_threshold: Largest query length that takes the decode path.
         kv_segment_size: 0 when no row has a cached prefix to attend to, else T.
-        swa_kv_pos_offset: ``[B]`` int32, first position held by a trimmed sliding-window
-            table; zeros otherwise.
+        swa_kv_pos_offset: ``[B]`` int32, position of the first column of a sliding-window
+            layer's table, which holds the window's blocks alone; zeros otherwise.
     """
 
     block_table_tensor: Tensor

@@ -124,6 +124,8 @@ def _cache(plan: Plan) -> Iterator[tuple[str, str, str]]:
     heads = sorted({layer.num_kv_heads for layer in plan.spec.layers})
     yield "layers", str(len(plan.spec.layers)), ""
     yield "KV heads", _list(heads), "of each layer"
+    if len(capacity.groups) > 1:
+        yield "groups of layers", str(len(capacity.groups)), "a request owns blocks in each"
     yield "a token", *_size(plan.spec.bytes_per_token())
     yield "a block", *_size(capacity.bytes_per_block)
     yield "blocks", str(capacity.num_blocks), "the null block included"

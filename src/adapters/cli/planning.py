@@ -18,7 +18,7 @@ from trnport.adapters.cli.parser import SERVER_MEMORY_UTILIZATION
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.buckets import Buckets
 from trnport.core.errors import CheckpointError, ConfigError
-from trnport.core.kv import DEFAULT_BLOCK_SIZE
+from trnport.core.kv import DEFAULT_BLOCK_SIZE, KVGroups
 from trnport.core.kv.capacity import KVCapacity
 from trnport.core.kv.spec import KVSpec
 from trnport.core.model import model_bytes
@@ -157,7 +157,13 @@ def make_plan(
         memory_bytes=memory_bytes,
         weight_bytes=weight_bytes,
         spec=spec,
-        capacity=KVCapacity.of(spec, block_size=block_size, budget_bytes=budget),
+        capacity=KVCapacity.of(
+            spec,
+            block_size=block_size,
+            budget_bytes=budget,
+            groups=KVGroups.by_window(spec),
+            tokens_in_flight=limits.max_num_batched_tokens,
+        ),
         buckets=buckets,
         programs=program_names(buckets),
         checkpoint=_read_checkpoint(model),

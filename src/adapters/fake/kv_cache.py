@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trnport.adapters.fake.errors import ContractViolationError
 from trnport.core.errors import ConfigError
+from trnport.core.kv.groups import KVGroups
 from trnport.core.kv.slots import NULL_BLOCK
 from trnport.core.kv.spec import KVSpec
 from trnport.core.ports.kv_cache import KVCacheStore
@@ -43,7 +44,9 @@ class StrictKVCacheStore(KVCacheStore):
     def __init__(self) -> None:
         self._layers: dict[str, list[Tensor]] = {}
 
-    def allocate(self, spec: KVSpec, num_blocks: int, block_size: int) -> dict[str, list[Tensor]]:
+    def allocate(
+        self, spec: KVSpec, num_blocks: int, block_size: int, groups: KVGroups | None = None
+    ) -> dict[str, list[Tensor]]:
         """Allocate poisoned caches; a layer can be allocated once."""
         if num_blocks < 2 or block_size < 1:
             raise ConfigError(
@@ -53,20 +56,24 @@ class StrictKVCacheStore(KVCacheStore):
         names = [layer.name for layer in spec.layers]
         if len({*names, *self._layers}) != len(names) + len(self._layers) or not names:
             raise ConfigError(f"layers must be new and unique, and at least one, got {names}")
-        caches = {}
-        for layer in spec.layers:
+        caches: dict[str, list[Tensor]] = {}
+        for sharing in (groups or KVGroups.single(spec)).shared(spec):
+            layer = sharing[0]
             shape = (num_blocks, layer.num_kv_heads, block_size, layer.head_size)
-            caches[layer.name] = [_poisoned(shape, layer.dtype) for _ in "kv"]
+            pair = [_poisoned(shape, layer.dtype) for _ in "kv"]
+            caches |= {layer.name: pair for layer in sharing}
+        caches = {name: caches[name] for name in names}
         self._layers |= caches
         return caches
 
-    def bytes_per_block(self, spec: KVSpec, block_size: int) -> int:
-        """Bytes of one block over all layers."""
-        return spec.bytes_per_token() * block_size
+    def bytes_per_block(self, spec: KVSpec, block_size: int, groups: KVGroups | None = None) -> int:
+        """Bytes of one block over all layers, shared memory once."""
+        return (groups or KVGroups.single(spec)).bytes_per_block(spec, block_size)
 
     def allocated_bytes(self) -> int:
-        """Bytes of all caches."""
-        return sum(cache.nbytes for pair in self._layers.values() for cache in pair)
+        """Bytes of all caches, shared memory once."""
+        caches = {id(cache): cache for pair in self._layers.values() for cache in pair}
+        return sum(cache.nbytes for cache in caches.values())
 
     def written_slots(self, layer: str) -> set[int]:
         """Slots of a layer whose key or value is no longer all poison."""

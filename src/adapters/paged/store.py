@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trnport.core.errors import CapacityError, ConfigError
+from trnport.core.kv.groups import KVGroups
 from trnport.core.kv.spec import KVSpec, LayerSpec
 from trnport.core.ports.kv_cache import KVCacheStore
 
@@ -39,28 +40,31 @@ class PagedKVCacheStore(KVCacheStore):
         self._budget = budget_bytes
         self._allocated = 0
 
-    def allocate(self, spec: KVSpec, num_blocks: int, block_size: int) -> dict[str, list[Tensor]]:
+    def allocate(
+        self, spec: KVSpec, num_blocks: int, block_size: int, groups: KVGroups | None = None
+    ) -> dict[str, list[Tensor]]:
         """Allocate every layer's caches, or none; see the port for shapes and errors."""
         _check_sizes(spec, num_blocks, block_size)
-        per_block = self.bytes_per_block(spec, block_size)
+        per_block = self.bytes_per_block(spec, block_size, groups)
         self._check_budget(num_blocks, per_block)
         caches: dict[str, list[Tensor]] = {}
         granted = 0
         try:
-            for layer in spec.layers:
-                caches[layer.name] = [self._cache(layer, num_blocks, block_size) for _ in "kv"]
-                granted += num_blocks * block_size * layer.bytes_per_token()
+            for sharing in (groups or KVGroups.single(spec)).shared(spec):
+                pair = [self._cache(sharing[0], num_blocks, block_size) for _ in "kv"]
+                caches |= {layer.name: pair for layer in sharing}
+                granted += num_blocks * block_size * sharing[0].bytes_per_token()
         except (RuntimeError, MemoryError) as error:  # torch raises its OutOfMemoryError, or this
             raise CapacityError(
                 f"{num_blocks} KV blocks of {per_block} bytes each do not fit on {self._device}; "
                 f"{granted // per_block} blocks would have. Lower the number of blocks"
             ) from error
         self._allocated += granted
-        return caches
+        return {layer.name: caches[layer.name] for layer in spec.layers}
 
-    def bytes_per_block(self, spec: KVSpec, block_size: int) -> int:
-        """Bytes of one block over all layers."""
-        return spec.bytes_per_token() * block_size
+    def bytes_per_block(self, spec: KVSpec, block_size: int, groups: KVGroups | None = None) -> int:
+        """Bytes of one block over all layers, shared memory once."""
+        return (groups or KVGroups.single(spec)).bytes_per_block(spec, block_size)
 
     def allocated_bytes(self) -> int:
         """Bytes handed out so far."""

@@ -96,6 +96,11 @@ class NeuronPlatform(Platform):
         return "inductor"
 
     @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """Sliding-window layers have block tables of their own, so old blocks can be freed."""
+        return True
+
+    @classmethod
     def import_kernels(cls) -> None:
         """We bring our own kernels; vLLM's empty build has none to import."""
 

@@ -60,10 +60,10 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             token_ids=tokens,
             num_prompt_tokens=len(prompt),
             sampling=core_sampling(new.sampling_params),
-            block_ids=list(_only_group(new.block_ids)),
             num_computed_tokens=new.num_computed_tokens,
         )
     )
+    _replace_blocks(batch[new.req_id], new.block_ids)
     sampled.add(new.req_id, new.sampling_params, list(prompt), tokens[len(prompt) :])
 
 
@@ -73,9 +73,11 @@ def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestDa
         new_blocks = cached.new_block_ids[i]
         if request_id in cached.resumed_req_ids:
             # Preempted: its blocks were given away, and these are all it has now.
-            request.block_ids = list(_only_group(new_blocks or ()))
+            nothing: Sequence[Sequence[int]] = [()] * (1 + len(request.further_block_ids))
+            _replace_blocks(request, new_blocks or nothing)
         elif new_blocks is not None:
-            request.block_ids.extend(_only_group(new_blocks))
+            for group, blocks in enumerate(new_blocks):
+                request.blocks_of(group).extend(blocks)
         request.num_computed_tokens = cached.num_computed_tokens[i]
         _restore_tokens(request, cached.all_token_ids.get(request_id), cached.num_output_tokens[i])
         sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
@@ -95,7 +97,7 @@ def _restore_tokens(request: Request, tokens: list[int] | None, num_output_token
     del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
 
 
-def _only_group(block_ids: Sequence[Sequence[int]]) -> Sequence[int]:
-    if len(block_ids) != 1:
-        raise RequestError(f"expected one group of KV blocks, got {len(block_ids)}")
-    return block_ids[0]
+def _replace_blocks(request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+    """Take over the blocks of every group of layers; the lists stay the scheduler's own."""
+    first, *further = map(list, block_ids)
+    request.block_ids, request.further_block_ids = first, further

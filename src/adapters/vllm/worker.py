@@ -13,7 +13,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from trnport import bootstrap
 from trnport.adapters.vllm.checkpoint import checkpoint_folder
-from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, vllm_specs
+from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, groups_of, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
 from trnport.adapters.vllm.replicas import workers_here
@@ -121,8 +121,9 @@ class NeuronWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the caches with as many blocks as the scheduler hands out."""
         block_size = self.cache_config.block_size
+        groups = groups_of(kv_cache_config, block_size)
         self._caches = bootstrap.kv_cache_store().allocate(
-            self._model.get_kv_spec(), kv_cache_config.num_blocks, block_size
+            self._model.get_kv_spec(), kv_cache_config.num_blocks, block_size, groups
         )
         self._model.bind_kv_cache(self._caches)
         self._executor = bootstrap.build_executor(
@@ -132,6 +133,7 @@ class NeuronWorker(WorkerBase):
             max_model_len=self.model_config.max_model_len,
             tp=self.parallel_config.tensor_parallel_size,
             device=self.current_platform.device_type,
+            groups=groups,
         )
         self._steps = StepRunner(self.vllm_config, self._executor)
 

@@ -20,8 +20,10 @@ class Request:
         token_ids: Every known token: the prompt, then what was generated.
         num_prompt_tokens: How many of them are the prompt.
         sampling: How the next token is chosen.
-        block_ids: KV blocks owned, in order of position.
+        block_ids: KV blocks owned, in order of position, in the first group of layers; there
+            is no other unless vLLM frees blocks behind sliding windows.
         num_computed_tokens: Leading tokens whose keys and values are in the cache.
+        further_block_ids: The same for each further group.
     """
 
     request_id: str
@@ -30,6 +32,13 @@ class Request:
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     block_ids: list[int] = attrs.field(factory=list)
     num_computed_tokens: int = 0
+    further_block_ids: list[list[int]] = attrs.field(factory=list)
+
+    def blocks_of(self, group: int) -> list[int]:
+        """KV blocks owned in one group of layers; none in one the request knows nothing of."""
+        if group == 0:
+            return self.block_ids
+        return self.further_block_ids[group - 1] if group <= len(self.further_block_ids) else []
 
 
 class BatchState:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from trnport.core.engine.batch import Request, Work
 from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.tables import TableKind, block_tables
 from trnport.core.kv.slots import PAD_SLOT, slot_mapping
 from trnport.core.metadata import AttentionMetadata, StepInput
 
@@ -40,6 +42,8 @@ class InputBuilder:
         tp: Tensor-parallel degree; prefill tokens are padded to a multiple of it so that
             every rank holds an equal share in sequence parallelism.
         device: Where the tensors go.
+        kinds: Layer name to the kind of block table the layer reads; the whole table of the
+            first group for a layer that is not named.
     """
 
     buckets: Buckets
@@ -47,6 +51,7 @@ class InputBuilder:
     block_size: int
     tp: int = 1
     device: torch.device = torch.device("cpu")
+    kinds: Mapping[str, TableKind] = attrs.field(factory=dict)
 
     def prefill(self, work: Work) -> StepInput:
         """One request's next chunk of prompt."""
@@ -57,18 +62,17 @@ class InputBuilder:
         padded = self.buckets.padded_tokens(signature.tokens, self.tp)
         padding = padded - count
         positions = list(range(start, start + count))
-        slots = slot_mapping(request.block_ids, start, start + count, self.block_size)
-        metadata = AttentionMetadata(
-            block_table_tensor=self._block_tables([request], context, rows=1),
-            slot_mapping=_int64(slots + [PAD_SLOT] * padding, self.device),
+        metadata = self._by_layer(
+            [request],
+            [start],
+            count=count,
+            tokens=padded,
+            context=context,
+            rows=1,
             cached_seq_len=_int32([[start]], self.device),
             seq_lens=_int32([len(request.token_ids)], self.device),
             max_query_len=padded,
-            block_size=self.block_size,
-            max_blocks_per_seq=self._columns(context),
-            decode_token_threshold=DECODE_TOKEN_THRESHOLD,
             kv_segment_size=padded if context else 0,
-            swa_kv_pos_offset=_int32([0], self.device),
         )
         tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
         return StepInput(
@@ -77,7 +81,7 @@ class InputBuilder:
             # The last real position is repeated: a padding row then never reads past the
             # positions that exist.
             positions=_int32(positions + positions[-1:] * padding, self.device),
-            attn_metadata=dict.fromkeys(self.layer_names, metadata),
+            attn_metadata=metadata,
             sampling_positions=_int64([count - 1], self.device),
         )
 
@@ -87,40 +91,74 @@ class InputBuilder:
         signature = self.buckets.decode_signature(len(requests), max(positions) + 1)
         rows, context = signature
         padding = rows - len(requests)
-        slots = [
-            slot_mapping(request.block_ids, position, position + 1, self.block_size)[0]
-            for request, position in zip(requests, positions, strict=True)
-        ]
-        metadata = AttentionMetadata(
-            block_table_tensor=self._block_tables(requests, context, rows),
-            slot_mapping=_int64(slots + [PAD_SLOT] * padding, self.device),
+        metadata = self._by_layer(
+            requests,
+            positions,
+            count=1,
+            tokens=rows,
+            context=context,
+            rows=rows,
             cached_seq_len=_int32([[max(positions)]], self.device),
             seq_lens=_int32([p + 1 for p in positions] + [1] * padding, self.device),
             max_query_len=1,
-            block_size=self.block_size,
-            max_blocks_per_seq=self._columns(context),
-            decode_token_threshold=DECODE_TOKEN_THRESHOLD,
             kv_segment_size=0,
-            swa_kv_pos_offset=_int32([0] * rows, self.device),
         )
         tokens = [r.token_ids[p] for r, p in zip(requests, positions, strict=True)]
         return StepInput(
             name=signature.name,
             input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
             positions=_int32(positions + [0] * padding, self.device),
-            attn_metadata=dict.fromkeys(self.layer_names, metadata),
+            attn_metadata=metadata,
             sampling_positions=_int64(range(rows), self.device),
         )
 
-    def _columns(self, context: int) -> int:
-        # A chunk without cached prefix reads no table; one column keeps the shape non-empty.
-        return max(1, -(-context // self.block_size))
+    def _by_layer(
+        self,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        *,
+        count: int,
+        tokens: int,
+        context: int,
+        rows: int,
+        **common: Any,
+    ) -> dict[str, AttentionMetadata]:
+        """Attention metadata of ``count`` new tokens from each of ``positions`` on.
 
-    def _block_tables(self, requests: Sequence[Request], context: int, rows: int) -> Tensor:
-        columns = self._columns(context)
-        table = torch.full((rows, columns), -1, dtype=torch.int32)
-        for row, request in enumerate(requests):
-            owned = request.block_ids[:columns]
-            table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
-        # Block 0 is the null block, which vLLM also uses for "none".
-        return table.masked_fill_(table == 0, -1).to(self.device)
+        Layers with the same kind of table get the same object; ``common`` is equal in all.
+        """
+        by_kind: dict[TableKind, AttentionMetadata] = {}
+        for kind in {self._kind(name): None for name in self.layer_names}:
+            table, offsets = block_tables(
+                kind, requests, positions, context=context, rows=rows, block_size=self.block_size
+            )
+            by_kind[kind] = AttentionMetadata(
+                block_table_tensor=table.to(self.device),
+                slot_mapping=self._slots(kind.group, requests, positions, count, tokens),
+                block_size=self.block_size,
+                max_blocks_per_seq=table.shape[1],
+                decode_token_threshold=DECODE_TOKEN_THRESHOLD,
+                swa_kv_pos_offset=_int32(offsets, self.device),
+                **common,
+            )
+        return {name: by_kind[self._kind(name)] for name in self.layer_names}
+
+    def _kind(self, layer: str) -> TableKind:
+        return self.kinds.get(layer, TableKind())
+
+    def _slots(
+        self,
+        group: int,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        count: int,
+        tokens: int,
+    ) -> Tensor:
+        slots = [
+            slot
+            for request, start in zip(requests, positions, strict=True)
+            for slot in slot_mapping(
+                request.blocks_of(group), start, start + count, self.block_size
+            )
+        ]
+        return _int64(slots + [PAD_SLOT] * (tokens - len(slots)), self.device)

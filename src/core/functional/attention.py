@@ -26,6 +26,10 @@ def attention(
 ) -> Tensor:
     """Write the new keys and values, then attend in the step's phase.
 
+    The table of a layer with a window starts at ``metadata.swa_kv_pos_offset``. Queries and keys
+    are rotated already, so positions only tell which key is how far away, and the kernels get
+    them relative to that start.
+
     Args:
         kernels: The Kernels port.
         q: ``[T, Hq, D]``, rotated.
@@ -45,7 +49,8 @@ def attention(
     kernels.kv_write(k, v, k_cache, v_cache, metadata.slot_mapping)
     if metadata.is_decode:
         return kernels.decode_attention(
-            q, k_cache, v_cache, metadata.block_table_tensor, positions,
+            q, k_cache, v_cache, metadata.block_table_tensor,
+            positions if sliding_window is None else positions - metadata.swa_kv_pos_offset,
             scale=scale, sliding_window=sliding_window, sinks=sinks,
         )  # fmt: skip
     valid = metadata.slot_mapping >= 0
@@ -53,7 +58,9 @@ def attention(
         return kernels.prefill_attention(
             q, k, v, valid, scale=scale, sliding_window=sliding_window, sinks=sinks
         )
+    cached = metadata.cached_seq_len
     return kernels.prefill_attention_with_prior(
-        q, k, v, valid, k_cache, v_cache, metadata.block_table_tensor, metadata.cached_seq_len,
+        q, k, v, valid, k_cache, v_cache, metadata.block_table_tensor,
+        cached if sliding_window is None else cached - metadata.swa_kv_pos_offset,
         scale=scale, sliding_window=sliding_window, sinks=sinks,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import abc
 
 from torch import Tensor
 
+from trnport.core.kv.groups import KVGroups
 from trnport.core.kv.spec import KVSpec
 
 
@@ -18,17 +19,20 @@ class KVCacheStore(abc.ABC):
     """
 
     @abc.abstractmethod
-    def allocate(self, spec: KVSpec, num_blocks: int, block_size: int) -> dict[str, list[Tensor]]:
+    def allocate(
+        self, spec: KVSpec, num_blocks: int, block_size: int, groups: KVGroups | None = None
+    ) -> dict[str, list[Tensor]]:
         """Allocate ``[num_blocks, kv_heads, block_size, head_size]`` K and V for each layer.
 
         Args:
             spec: What each layer of this rank needs.
             num_blocks: Blocks per layer, the null block included; at least 2.
             block_size: Positions per block.
+            groups: Which layers share memory, see :class:`KVGroups`; no two when None.
 
         Returns:
-            Layer name to ``[k_cache, v_cache]``, for ``model.bind_kv_cache``. The memory may
-            hold anything, NaN included.
+            Layer name to ``[k_cache, v_cache]``, for ``model.bind_kv_cache``. Layers that share
+            memory get the same tensors. The memory may hold anything, NaN included.
 
         Raises:
             ConfigError: A size is out of range.
@@ -36,8 +40,8 @@ class KVCacheStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def bytes_per_block(self, spec: KVSpec, block_size: int) -> int:
-        """Bytes that one block costs over all layers, keys and values, on this rank."""
+    def bytes_per_block(self, spec: KVSpec, block_size: int, groups: KVGroups | None = None) -> int:
+        """Bytes that one block costs on this rank, keys and values, shared memory once."""
 
     @abc.abstractmethod
     def allocated_bytes(self) -> int:
