@@ -18,6 +18,7 @@ from trnport.adapters.paged import PagedKVCacheStore
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.executor import StepExecutor
+from trnport.core.kv import KVGroups
 from trnport.core.model import CausalLM
 from trnport.core.ports import Collectives, Compiler, Kernels, WeightSource
 
@@ -82,8 +83,9 @@ def make_rig(
     source: WeightSource | None = None,
     fill: float = math.nan,
     warm_up: bool = False,
+    by_window: bool = False,
 ) -> Rig:
-    """Load a checkpoint over caches filled with ``fill``."""
+    """Load a checkpoint over caches filled with ``fill``, one group of layers or several."""
     ranks = collectives or SingleCollectives()
     settings = NeuronConfig.from_dict(
         dict(neuron_config or {}),
@@ -96,7 +98,9 @@ def make_rig(
         bootstrap.read_hf_config(path), settings, dtype=dtype, collectives=ranks, kernels=kernels
     )
     model.load_weights(source or bootstrap.weight_source(path))
-    caches = PagedKVCacheStore(fill=fill).allocate(model.get_kv_spec(), num_blocks, block_size)
+    spec = model.get_kv_spec()
+    groups = KVGroups.by_window(spec) if by_window else None
+    caches = PagedKVCacheStore(fill=fill).allocate(spec, num_blocks, block_size, groups)
     model.bind_kv_cache(caches)
     executor = bootstrap.build_executor(
         model,
@@ -105,6 +109,7 @@ def make_rig(
         max_model_len=max_model_len,
         tp=ranks.size("tp"),
         compiler=compiler,
+        groups=groups,
     )
     if warm_up:
         executor.warm_up()

@@ -11,7 +11,7 @@ import torch
 from trnport.adapters.fake import ContractViolationError, StrictKVCacheStore
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.core.errors import CapacityError, ConfigError
-from trnport.core.kv import KVSpec, LayerSpec
+from trnport.core.kv import KVGroup, KVGroups, KVSpec, LayerSpec
 from trnport.core.ports import KVCacheStore
 
 SPEC = KVSpec(
@@ -56,6 +56,43 @@ def test_bytes_are_counted(store: KVCacheStore) -> None:
     assert store.allocated_bytes() == held == 5 * store.bytes_per_block(SPEC, 16)
     store.allocate(spec_of("drafter"), 3, 2)
     assert store.allocated_bytes() == held + 3 * 2 * 2 * 2 * 4 * 4
+
+
+GROUPS = KVGroups((KVGroup(("a", "c")), KVGroup(("b",), sliding_window=3)))
+
+
+def test_layers_of_different_groups_share_memory_place_by_place(store: KVCacheStore) -> None:
+    spec = spec_of("a", "b", "c")
+    caches = store.allocate(spec, 3, 4, GROUPS)
+    assert list(caches) == ["a", "b", "c"]
+    for number, name in enumerate(caches):
+        for cache in caches[name]:
+            cache[number] = number
+    for ours, theirs in zip(caches["a"], caches["b"], strict=True):
+        assert ours.data_ptr() == theirs.data_ptr()
+        assert (ours[1] == 1).all()
+    assert len({cache.data_ptr() for pair in caches.values() for cache in pair}) == 4
+
+
+def test_shared_memory_is_counted_once(store: KVCacheStore) -> None:
+    spec = spec_of("a", "b", "c")
+    assert store.bytes_per_block(spec, 4, GROUPS) == store.bytes_per_block(spec_of("a", "c"), 4)
+    store.allocate(spec, 3, 4, GROUPS)
+    assert store.allocated_bytes() == 3 * store.bytes_per_block(spec, 4, GROUPS)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c", "d")])
+def test_every_layer_has_one_group(store: KVCacheStore, names: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="hold the layers"):
+        store.allocate(spec_of(*names), 3, 4, GROUPS)
+    with pytest.raises(ConfigError, match="belongs to one group"):
+        KVGroups((KVGroup(("a",)), KVGroup(("b", "a"))))
+
+
+def test_shared_memory_has_one_shape(store: KVCacheStore) -> None:
+    spec = KVSpec((*spec_of("a", "c").layers, LayerSpec("b", 4, 2, torch.float32)))
+    with pytest.raises(ConfigError, match=r"\['a', 'b'\] would share memory"):
+        store.allocate(spec, 3, 4, GROUPS)
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,7 @@ def test_without_groups_one_table_serves_all_layers(qwen):
         assert generate(engine, [ids], 20) == [greedy_reference(qwen[1], ids, 20)]
 
 
-@pytest.mark.parametrize(
-    ("family", "name"), [("qwen3", "all_sliding_w5"), ("mistral", "windowed")]
-)
+@pytest.mark.parametrize(("family", "name"), [("qwen3", "all_sliding_w5"), ("mistral", "windowed")])
 def test_a_model_of_windows_alone(tmp_path, family, name):
     model = save_window_model(tmp_path, family, name)
     save_tokenizer(tmp_path)

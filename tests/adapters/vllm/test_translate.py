@@ -169,8 +169,29 @@ def test_prompt_embeddings_are_refused(worker):
         worker.step(added=[new(prompt=None)])
 
 
-def test_several_groups_of_blocks_are_refused(worker):
+def test_blocks_of_several_groups_of_layers_stay_apart(worker):
     data = new()
-    data.block_ids = ([1], [2])
-    with pytest.raises(RequestError, match="got 2"):
-        worker.step(added=[data])
+    data.block_ids = ([1], [2], [0, 7])
+    worker.step(added=[data])
+    changed = cached()
+    changed.new_block_ids = [([3], [], [8, 9])]
+    worker.step(changed=changed)
+    request = worker.batch["r"]
+    assert [request.blocks_of(group) for group in range(3)] == [[1, 3], [2], [0, 7, 8, 9]]
+    assert data.block_ids == ([1], [2], [0, 7]), "the scheduler's lists are its own"
+
+
+@pytest.mark.parametrize("resumed", [([4], [5]), None])
+def test_a_preempted_request_has_the_new_blocks_of_every_group_alone(worker, resumed):
+    data = new()
+    data.block_ids = ([1, 2], [3])
+    worker.step(added=[data])
+    changed = cached(computed=0, resumed=True)
+    changed.new_block_ids = [resumed]
+    worker.step(changed=changed)
+    changed = cached()
+    changed.new_block_ids = [([6], [7])]
+    worker.step(changed=changed)
+    request = worker.batch["r"]
+    expected = [[*blocks, late] for blocks, late in zip(resumed or ([], []), (6, 7), strict=True)]
+    assert [request.blocks_of(group) for group in range(2)] == expected
