@@ -277,6 +277,7 @@ def open_session(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens or max_model_len,
         tp=ranks.size("tp"),
+        block_size=block_size,
     )
     model = build_model(
         read_hf_config(path), settings, dtype=dtype, collectives=ranks, kernels=kernels

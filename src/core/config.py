@@ -26,6 +26,8 @@ SMALLEST_DEFAULT_TOKENS_BUCKET = 128
 SMALLEST_PREFILL_BUCKET = 2
 """A program of one token takes the decode path."""
 
+SCHEDULE_POLICIES = ("mixed", "prefill_first", "decode_first")
+
 _VISION_KEYS = frozenset(
     {
         "num_vision_tokens_buckets",
@@ -159,7 +161,8 @@ class NeuronConfig:
         "list of integers or null",
         "Context lengths for which separate decode programs, and prefill programs over a cached "
         "prefix, exist; max_model_len is always added. Short contexts then read a shorter cache. "
-        "Each one multiplies the number of programs.",
+        "Each one multiplies the number of programs. Layers with a sliding window never read more "
+        "than the window.",
         "at least 2, strictly ascending, each below max_model_len; multiples of block_size waste "
         "nothing",
         attrs.validators.optional(_ascending(2)),
@@ -180,8 +183,25 @@ class NeuronConfig:
         _one_of("eager"),
         default="eager",
     )
-    kv_segment_size_buckets: None = _planned(
-        "list of integers or null", "Segment sizes of the segmented prefill kernel.", None
+    kv_segment_size_buckets: tuple[int, ...] | None = _option(
+        "list of integers or null",
+        "Lengths of a prompt's chunk when it follows cached tokens. Chunks of any length can, so "
+        "this only repeats num_batched_tokens_buckets, as published configurations do.",
+        "equal to num_batched_tokens_buckets, which it also sets when that is not given; each a "
+        "multiple of block_size",
+        attrs.validators.optional(_ascending(SMALLEST_PREFILL_BUCKET)),
+        default=None,
+        default_doc="null: num_batched_tokens_buckets",
+    )
+    schedule_policy: str = _option(
+        "string",
+        "Who goes first when prompts and generations wait for a step. `mixed`: all generations, "
+        "then prompts while max_num_batched_tokens lasts. `prefill_first`: prompts alone while "
+        "one can advance. `decode_first`: all generations, and one chunk of one prompt of at most "
+        "the smallest of num_batched_tokens_buckets.",
+        "`mixed`, `prefill_first`, `decode_first`",
+        _one_of(*SCHEDULE_POLICIES),
+        default="mixed",
     )
     on_device_sampling_config: None = _planned(
         "dictionary or null", "Sample inside the program; null samples on the host.", None
@@ -213,6 +233,7 @@ class NeuronConfig:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         tp: int = 1,
+        block_size: int | None = None,
     ) -> Self:
         """Validate a user's dictionary and fill in the defaults.
 
@@ -223,6 +244,7 @@ class NeuronConfig:
             max_num_batched_tokens: Most prompt tokens in one step.
             tp: Tensor-parallel degree. Buckets need not be multiples of it: the input builder
                 pads the tensors of a bucket up to one.
+            block_size: Positions per KV block, where it is known.
 
         Raises:
             ConfigError: A key is unknown, or a value is out of range, not implemented or in
@@ -243,10 +265,38 @@ class NeuronConfig:
         )
         given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
         config = cls(**given)
+        segments = config.kv_segment_size_buckets
+        if segments is not None and values.get("num_batched_tokens_buckets") is None:
+            config = attrs.evolve(config, num_batched_tokens_buckets=segments)
         config.check_against(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_tokens=max_tokens
         )
+        config.check_segments(block_size)
         return config
+
+    def check_segments(self, block_size: int | None) -> None:
+        """Check ``kv_segment_size_buckets``, which promises what the other buckets have to keep.
+
+        Raises:
+            ConfigError: It is not the list of prefill buckets, or not in whole blocks.
+        """
+        segments = self.kv_segment_size_buckets
+        if segments is None:
+            return
+        if segments != self.num_batched_tokens_buckets:
+            _fail(
+                "kv_segment_size_buckets",
+                list(segments),
+                f"must equal num_batched_tokens_buckets={list(self.num_batched_tokens_buckets)}, "
+                "or be left out",
+            )
+        if block_size and any(size % block_size for size in segments):
+            _fail(
+                "kv_segment_size_buckets",
+                list(segments),
+                f"each must be a multiple of block_size={block_size}; change one of the two, or "
+                "leave the key out, since chunks may end inside a block",
+            )
 
     def check_against(self, *, max_model_len: int, max_num_seqs: int, max_tokens: int) -> None:
         """Check the buckets against the engine's limits.

@@ -19,6 +19,7 @@ def config(
     max_num_seqs: int = 6,
     max_num_batched_tokens: int = 512,
     tp: int = 1,
+    block_size: int | None = None,
 ) -> NeuronConfig:
     return NeuronConfig.from_dict(
         values or {},
@@ -26,6 +27,7 @@ def config(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         tp=tp,
+        block_size=block_size,
     )
 
 
@@ -84,11 +86,30 @@ def test_explicit_values() -> None:
         "decode_context_length_buckets": [2, 100, 999],
         "kernels": "torch_cpu",
         "compiler": "eager",
+        "schedule_policy": "decode_first",
     }
     result = config(values)
     assert result.num_batched_tokens_buckets == (2, 3, 512)
     assert result.num_seqs_buckets == (6,)
     assert result.decode_context_length_buckets == (2, 100, 999)
+    assert result.schedule_policy == "decode_first"
+
+
+@pytest.mark.parametrize("buckets", [[512], [128, 256, 512]])
+def test_segments_repeat_the_buckets_of_a_published_configuration(buckets: list[int]) -> None:
+    plain = {"num_batched_tokens_buckets": buckets}
+    segments = {"kv_segment_size_buckets": buckets}
+    for given in (plain | segments, segments):
+        result = config(given, block_size=32)
+        assert result == attrs.evolve(config(plain), kv_segment_size_buckets=tuple(buckets))
+
+
+def test_segments_are_whole_blocks() -> None:
+    values = {"kv_segment_size_buckets": [96, 512]}
+    assert config(values, block_size=32)
+    with pytest.raises(ConfigError, match=r"\[96, 512\]: each must be a multiple of block_size=64"):
+        config(values, block_size=64)
+    assert config({"num_batched_tokens_buckets": [96, 512]}, block_size=64)
 
 
 def test_null_means_default() -> None:
@@ -103,7 +124,6 @@ def test_buckets_need_not_be_multiples_of_tp(tp: int) -> None:
 
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "kv_segment_size_buckets": (None,),
     "on_device_sampling_config": (None,),
     "enable_structured_outputs": (False,),
     "quantization": (None,),
@@ -176,6 +196,19 @@ def test_every_field_is_documented() -> None:
         ({"kernels": "nki"}, "kernels='nki': must be one of 'torch_cpu'"),
         ({"kernels": ["torch_cpu"]}, "must be one of 'torch_cpu'"),
         ({"compiler": "inductor"}, "compiler='inductor': must be one of 'eager'"),
+        (
+            {"schedule_policy": "fcfs"},
+            "'fcfs': must be one of 'mixed', 'prefill_first', 'decode_first'",
+        ),
+        ({"schedule_policy": True}, "schedule_policy=True: must be one of"),
+        ({"kv_segment_size_buckets": []}, "must be a non-empty list"),
+        ({"kv_segment_size_buckets": 512}, "kv_segment_size_buckets=512: must be a non-empty list"),
+        ({"kv_segment_size_buckets": [512, 256]}, "must be strictly ascending"),
+        ({"kv_segment_size_buckets": [256]}, "last bucket must equal min.*which is 512"),
+        (
+            {"kv_segment_size_buckets": [512], "num_batched_tokens_buckets": [256, 512]},
+            r"\[512\]: must equal num_batched_tokens_buckets=\[256, 512\], or be left out",
+        ),
     ],
 )
 def test_refuses(values: dict[str, Any], message: str) -> None:
@@ -216,7 +249,8 @@ def test_the_token_limit_is_the_smaller_of_the_two() -> None:
 def test_describes_itself_in_one_line() -> None:
     assert config({"decode_context_length_buckets": [256]}).describe() == (
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
-        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager"
+        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, "
+        "kv_segment_size_buckets=None, schedule_policy=mixed"
     )
 
 

@@ -136,7 +136,9 @@ def make_plan(
     hf_config = bootstrap.read_hf_config(model)
     resolve(hf_config.get("architectures"))
     limits = _fill_in(hf_config, tp, max_model_len, max_num_seqs, max_num_batched_tokens)
-    settings = NeuronConfig.from_dict(neuron_config or {}, **attrs.asdict(limits), tp=tp)
+    settings = NeuronConfig.from_dict(
+        neuron_config or {}, **attrs.asdict(limits), tp=tp, block_size=block_size
+    )
     rank = bootstrap.build_model(
         hf_config,
         settings,

@@ -30,6 +30,7 @@ def neuron_config_of(vllm_config: Any) -> NeuronConfig:
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         tp=vllm_config.parallel_config.tensor_parallel_size,
+        block_size=vllm_config.cache_config.block_size,
     )
 
 
