@@ -84,6 +84,11 @@ def _one_of(*names: str) -> Any:
     return check
 
 
+def _boolean(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if type(value) is not bool:
+        _fail(field.name, value, "must be true or false")
+
+
 def _only(*neutral: object) -> Any:
     """Validator of a setting whose effect is not implemented: neutral values only."""
 
@@ -179,6 +184,15 @@ class NeuronConfig:
         "`eager`",
         _one_of("eager"),
         default="eager",
+    )
+    enable_prompt_logprobs: bool = _option(
+        "boolean",
+        "Whether requests may ask for the log-probabilities of their prompt (`prompt_logprobs`, or "
+        "`echo` with `logprobs`). Costs one small program, and the prefill programs return their "
+        "hidden states.",
+        "true or false",
+        _boolean,
+        default=True,
     )
     kv_segment_size_buckets: None = _planned(
         "list of integers or null", "Segment sizes of the segmented prefill kernel.", None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trnport.adapters.vllm.prompt_logprobs import prefill_until
 from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.sampling import SamplingParams
@@ -62,6 +63,7 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             sampling=core_sampling(new.sampling_params),
             block_ids=list(_only_group(new.block_ids)),
             num_computed_tokens=new.num_computed_tokens,
+            prefill_until=prefill_until(new.sampling_params, len(prompt)),
         )
     )
     sampled.add(new.req_id, new.sampling_params, list(prompt), tokens[len(prompt) :])

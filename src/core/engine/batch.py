@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
 from trnport.core.errors import RequestError
 
@@ -22,6 +23,9 @@ class Request:
         sampling: How the next token is chosen.
         block_ids: KV blocks owned, in order of position.
         num_computed_tokens: Leading tokens whose keys and values are in the cache.
+        prefill_until: Tokens before this position are computed by prefill programs even when
+            one comes alone, since those alone return hidden states and take embeddings.
+        prompt_embeds: Embeddings in place of the prompt's first token ids.
     """
 
     request_id: str
@@ -30,6 +34,8 @@ class Request:
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     block_ids: list[int] = attrs.field(factory=list)
     num_computed_tokens: int = 0
+    prefill_until: int = 0
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class BatchState:
@@ -81,7 +87,14 @@ class Work:
         The last token of a prompt whose rest is cached and a resumed request's last token
         qualify too: the decode program computes exactly that.
         """
-        return self.num_tokens == 1 and self.request.num_computed_tokens > 0
+        return (
+            self.num_tokens == 1 and self.request.num_computed_tokens > 0 and not self.needs_prefill
+        )
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether its first token has to be computed by a prefill program."""
+        return self.request.num_computed_tokens < self.request.prefill_until
 
     @property
     def reaches_end(self) -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from trnport.core.engine.batch import Request, Work
 from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.embeds import step_embeds
+from trnport.core.engine.features import Features
 from trnport.core.kv.slots import PAD_SLOT, slot_mapping
 from trnport.core.metadata import AttentionMetadata, StepInput
 
@@ -40,6 +42,7 @@ class InputBuilder:
         tp: Tensor-parallel degree; prefill tokens are padded to a multiple of it so that
             every rank holds an equal share in sequence parallelism.
         device: Where the tensors go.
+        features: What programs take and return.
     """
 
     buckets: Buckets
@@ -47,6 +50,7 @@ class InputBuilder:
     block_size: int
     tp: int = 1
     device: torch.device = torch.device("cpu")
+    features: Features = attrs.field(factory=Features)
 
     def prefill(self, work: Work) -> StepInput:
         """One request's next chunk of prompt."""
@@ -71,6 +75,9 @@ class InputBuilder:
             swa_kv_pos_offset=_int32([0], self.device),
         )
         tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
+        embeds, is_token_ids = step_embeds(
+            self.features.prompt_embeds, padded, self.device, request.prompt_embeds, start, count
+        )
         return StepInput(
             name=signature.name,
             input_ids=_int64(tokens, self.device),
@@ -79,6 +86,9 @@ class InputBuilder:
             positions=_int32(positions + positions[-1:] * padding, self.device),
             attn_metadata=dict.fromkeys(self.layer_names, metadata),
             sampling_positions=_int64([count - 1], self.device),
+            return_hidden_states=self.features.returns_hidden_states,
+            inputs_embeds=embeds,
+            is_token_ids=is_token_ids,
         )
 
     def decode(self, requests: Sequence[Request]) -> StepInput:
@@ -104,12 +114,16 @@ class InputBuilder:
             swa_kv_pos_offset=_int32([0] * rows, self.device),
         )
         tokens = [r.token_ids[p] for r, p in zip(requests, positions, strict=True)]
+        # What is generated has token ids; the tensors are there since the model expects them.
+        embeds, is_token_ids = step_embeds(self.features.prompt_embeds, rows, self.device)
         return StepInput(
             name=signature.name,
             input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
             positions=_int32(positions + [0] * padding, self.device),
             attn_metadata=dict.fromkeys(self.layer_names, metadata),
             sampling_positions=_int64(range(rows), self.device),
+            inputs_embeds=embeds,
+            is_token_ids=is_token_ids,
         )
 
     def _columns(self, context: int) -> int:

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
-from trnport.core.functional import attention, gather_tokens, reduce_tokens
+from trnport.core.functional import (
+    attention,
+    gather_tokens,
+    merge_prompt_embeds,
+    reduce_tokens,
+)
 from trnport.core.kv.spec import KVSpec, LayerSpec
 from trnport.core.metadata import AttentionMetadata, ModelOutput
 from trnport.core.nn import (
@@ -31,7 +36,7 @@ from trnport.core.parallel import HeadSharding
 from trnport.core.ports.weights import WeightSource
 from trnport.core.weights import load_weights, resolve_tied_embeddings
 from trnport.models.llama.config import LlamaConfig
-from trnport.models.llama.weights import llama_mapping
+from trnport.models.llama.weights import checkpoint_prefix, llama_mapping
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +109,9 @@ class LlamaModel(nn.Module):
         layers = [LlamaDecoderLayer(config, ctx, dtype, i) for i in range(config.num_hidden_layers)]
         self.layers = cast("list[LlamaDecoderLayer]", nn.ModuleList(layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx, dtype)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, ctx, dtype)
+        self.lm_head = (
+            LMHead(config.hidden_size, config.vocab_size, ctx, dtype) if ctx.has_lm_head else None
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -123,15 +130,27 @@ class LlamaModel(nn.Module):
         rank: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_token_ids: Tensor | None = None,
+        return_hidden_states: bool = False,
     ) -> ModelOutput:
         """Logits of the sampled rows; shapes in :class:`trnport.core.metadata.StepInput`."""
         metadata = next(iter(attn_metadata.values()))
         h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
+        h = merge_prompt_embeds(h, inputs_embeds, is_token_ids, self.tp, metadata)
         rope = self.rotary(positions, metadata.seq_lens)
         for layer in self.layers:
             h = layer(h, rope, positions, attn_metadata[layer.name])
         h = gather_tokens(self.norm(h), self.tp, metadata)
-        return ModelOutput(logits=self.lm_head(h.index_select(0, sampling_positions)))
+        logits = None
+        if self.lm_head is not None:
+            logits = self.lm_head(h.index_select(0, sampling_positions))
+        return ModelOutput(logits=logits, hidden_states=h if return_hidden_states else None)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits ``[n, vocab_size]`` of rows ``[n, hidden_size]`` behind the last norm."""
+        if self.lm_head is None:
+            raise RuntimeError("this model was built without an LM head")
+        logits: Tensor = self.lm_head(hidden_states)
+        return logits
 
     def load_weights(self, source: WeightSource, device: torch.device | str = "cpu") -> None:
         """Read this rank's share of a Hugging Face checkpoint.
@@ -139,10 +158,16 @@ class LlamaModel(nn.Module):
         Raises:
             CheckpointError: Names every missing, unexpected and mis-shaped tensor.
         """
-        tied = resolve_tied_embeddings(source, tied=self.config.tie_word_embeddings)
-        mapping = llama_mapping(self.config, tied)
+        prefix = checkpoint_prefix(source.names())
+        tied = resolve_tied_embeddings(
+            source,
+            tied=self.config.tie_word_embeddings,
+            embedding_key=f"{prefix}embed_tokens.weight",
+        )
+        head = self.lm_head
+        mapping = llama_mapping(self.config, tied, prefix=prefix, has_lm_head=head is not None)
         load_weights(self, source, mapping, rank=self.tp.rank_in_group, device=device)
-        conflict = tied.conflict(self.lm_head.weight, self.embed_tokens.weight)
+        conflict = head and tied.conflict(head.weight, self.embed_tokens.weight)
         if conflict:
             log.warning(conflict)
 

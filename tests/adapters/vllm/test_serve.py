@@ -169,8 +169,7 @@ BAD = {
     "token outside the vocabulary": {"prompt": [5, 131]},
     "huge token": {"prompt": [5, 2**40]},
     "negative token": {"prompt": [5, -1]},
-    "prompt logprobs": {"prompt": "a", "prompt_logprobs": 1},
-    "echo with logprobs": {"prompt": "a", "echo": True, "logprobs": 1},
+    "prompt logprobs over the limit": {"prompt": "a", "prompt_logprobs": 21},
     "temperature": {"prompt": "a", "temperature": -1},
     "top_p": {"prompt": "a", "top_p": 0},
     "max_tokens": {"prompt": "a", "max_tokens": -3},
@@ -193,8 +192,28 @@ def test_a_bad_request_gets_a_400_and_the_server_lives(server, body):
 
 
 def test_the_refusal_names_the_parameter(server):
-    _, answer = server.post("/v1/completions", {"prompt": "a", "prompt_logprobs": 1})
-    assert "prompt_logprobs is not supported" in answer["error"]["message"]
+    _, answer = server.post("/v1/completions", {"prompt": "a", "seed": 2**65})
+    assert "seed must be an integer of at most 64 bits" in answer["error"]["message"]
+
+
+def test_echo_scores_the_prompt(server, tiny):
+    import torch
+    from transformers import AutoTokenizer
+
+    text = "the prompt of an evaluation is longer than one chunk"
+    status, answer = server.post(
+        "/v1/completions", {"prompt": text, "echo": True, "logprobs": 1, **GREEDY, "max_tokens": 1}
+    )
+    assert status == 200, answer
+    choice = answer["choices"][0]
+    assert choice["text"].startswith(text)
+    ids = AutoTokenizer.from_pretrained(tiny[0])(text)["input_ids"]
+    with torch.no_grad():
+        rows = tiny[1](torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [rows[i, token].item() for i, token in enumerate(ids[1:])]
+    found = choice["logprobs"]["token_logprobs"]
+    assert found[0] is None and len(found) == len(ids) + 1
+    assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
 
 def test_structured_output(server):
