@@ -15,6 +15,8 @@ from trnport.core.errors import UnsupportedModelError
 _MODELS = MappingProxyType(
     {
         "LlamaForCausalLM": "trnport.models.llama:LlamaForCausalLM",
+        # The bare decoder, as embedding models name it.
+        "LlamaModel": "trnport.models.llama:LlamaForCausalLM",
     }
 )
 

@@ -196,6 +196,7 @@ def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
 
 
 def _check_model(vllm_config: VllmConfig) -> None:
+    from trnport.adapters.vllm.features import features_of
     from trnport.adapters.vllm.refusals import check_supported
     from trnport.adapters.vllm.requests import Served
     from trnport.adapters.vllm.settings import neuron_config_of
@@ -211,6 +212,7 @@ def _check_model(vllm_config: VllmConfig) -> None:
         neuron_config,
         dtype=model_config.dtype,
         collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
+        has_lm_head=features_of(vllm_config).generates,
     )
     _choose_prefix_caching(vllm_config, model)
     NeuronPlatform.served = Served(

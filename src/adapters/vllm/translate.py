@@ -48,9 +48,9 @@ def core_sampling(params: Any) -> SamplingParams:
 
 
 def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> None:
-    prompt = new.prompt_token_ids
-    if prompt is None or new.sampling_params is None:
-        raise RequestError(f"request {new.req_id!r} is not text generation from token ids")
+    prompt, params = new.prompt_token_ids, new.sampling_params
+    if prompt is None:
+        raise RequestError(f"request {new.req_id!r} has no token ids")
     # A resumed request can be sent in full again, with what it has generated. Its id is then
     # known, and its random stream must go on where it stopped.
     tokens = list(new.prefill_token_ids or prompt)
@@ -60,13 +60,15 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             request_id=new.req_id,
             token_ids=tokens,
             num_prompt_tokens=len(prompt),
-            sampling=core_sampling(new.sampling_params),
+            sampling=SamplingParams() if params is None else core_sampling(params),
             block_ids=list(_only_group(new.block_ids)),
             num_computed_tokens=new.num_computed_tokens,
-            prefill_until=prefill_until(new.sampling_params, len(prompt)),
+            # An embedding of a text is pooled from hidden states alone.
+            prefill_until=len(prompt) if params is None else prefill_until(params, len(prompt)),
         )
     )
-    sampled.add(new.req_id, new.sampling_params, list(prompt), tokens[len(prompt) :])
+    if params is not None:
+        sampled.add(new.req_id, params, list(prompt), tokens[len(prompt) :])
 
 
 def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestData) -> None:
@@ -80,7 +82,8 @@ def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestDa
             request.block_ids.extend(_only_group(new_blocks))
         request.num_computed_tokens = cached.num_computed_tokens[i]
         _restore_tokens(request, cached.all_token_ids.get(request_id), cached.num_output_tokens[i])
-        sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
+        if request_id in sampled:
+            sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
 
 
 def _restore_tokens(request: Request, tokens: list[int] | None, num_output_tokens: int) -> None:

@@ -54,9 +54,7 @@ def llama_mapping(
         "embed_tokens.weight": tied.embedding_key,
         "norm.weight": prefix + "norm.weight",
     }
-    ignored = IGNORED
     if has_lm_head:
         ends[HEAD] = tied.head_key
-    else:
-        ignored += (HEAD,)
+    ignored = IGNORED if has_lm_head else (*IGNORED, HEAD)
     return WeightMapping({**ends, **expand_layers(layer, config.num_hidden_layers)}, ignored)
