@@ -218,6 +218,7 @@ def _check_model(vllm_config: VllmConfig) -> None:
     NeuronPlatform.served = Served(
         scores_prompts=neuron_config.enable_prompt_logprobs,
         hidden_size=model_config.get_hidden_size(),
+        vocab_size=model_config.get_vocab_size(),
     )
 
 

@@ -8,7 +8,6 @@ no log-probability, and the last one's row belongs to sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +19,6 @@ from trnport.core.engine.hidden import HiddenRows
 
 LOGITS_MODES = ("raw_logits", "processed_logits")
 """Values of ``logprobs_mode`` that ask for logits in place of log-probabilities."""
-
-
-def prefill_until(params: Any, num_prompt_tokens: int) -> int:
-    """Leading tokens of a prompt whose hidden states are needed.
-
-    Args:
-        params: vLLM's ``SamplingParams``.
-        num_prompt_tokens: Length of the prompt.
-    """
-    return 0 if params.prompt_logprobs is None else num_prompt_tokens - 1
 
 
 class PromptLogprobs:

@@ -48,8 +48,6 @@ def _model(vllm_config: Any) -> Iterator[str]:
             f"quantization={config.quantization!r} is not supported; "
             "use an unquantised float32 or bfloat16 checkpoint"
         )
-    if config.enable_prompt_embeds:
-        yield "enable_prompt_embeds is not supported; send token ids or text"
     if config.multimodal_config is not None:
         yield "multimodal inputs are not supported; choose a text-only model"
     if config.enable_sleep_mode:

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from trnport.adapters.vllm.embeds import embeds_problem
+
 UNSUPPORTED_PARAMETERS = (
     ("prompt_logprob_token_ids", "ask for the most likely tokens with prompt_logprobs"),
     ("logprob_token_ids", "ask for the most likely tokens with logprobs"),
@@ -26,10 +28,12 @@ class Served:
     Attributes:
         scores_prompts: ``enable_prompt_logprobs``.
         hidden_size: Width of the model's embeddings; None when unknown.
+        vocab_size: Token ids are below it; None when unknown.
     """
 
     scores_prompts: bool = True
     hidden_size: int | None = None
+    vocab_size: int | None = None
 
 
 def check_request(engine_input: Any, params: Any, served: Served) -> None:
@@ -47,15 +51,19 @@ def check_request(engine_input: Any, params: Any, served: Served) -> None:
     from vllm.sampling_params import SamplingParams
 
     kind = engine_input["type"]
-    if kind != "token":
+    if kind not in ("token", "embeds"):
         raise VLLMValidationError(
             f"prompts of type {kind!r} are not supported; send text or token ids"
         )
+    if kind == "embeds":
+        problem = embeds_problem(engine_input, served.hidden_size, served.vocab_size)
+        if problem:
+            raise VLLMValidationError(problem, parameter="prompt_embeds")
     if not isinstance(params, SamplingParams):
         # vLLM has compared its task with those of the engine.
         return
     if params.prompt_logprobs is not None:
-        _check_prompt_logprobs(params, served)
+        _check_prompt_logprobs(kind, params, served)
     for name, way_out in UNSUPPORTED_PARAMETERS:
         value = getattr(params, name)
         if value is not None:
@@ -66,7 +74,7 @@ def check_request(engine_input: Any, params: Any, served: Served) -> None:
         )
 
 
-def _check_prompt_logprobs(params: Any, served: Served) -> None:
+def _check_prompt_logprobs(kind: str, params: Any, served: Served) -> None:
     from vllm.exceptions import VLLMValidationError
 
     name = "prompt_logprobs"
@@ -74,6 +82,11 @@ def _check_prompt_logprobs(params: Any, served: Served) -> None:
         raise VLLMValidationError(
             "prompt_logprobs (and echo with logprobs) are switched off in this engine; leave them "
             "out, or start it without neuron_config.enable_prompt_logprobs=false",
+            parameter=name,
+        )
+    if kind == "embeds":
+        raise VLLMValidationError(
+            "prompt_logprobs need token ids and prompt_embeds have none; leave one of them out",
             parameter=name,
         )
     if params.skip_reading_prefix_cache is False:

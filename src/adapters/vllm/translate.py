@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trnport.adapters.vllm.prompt_logprobs import prefill_until
+from trnport.adapters.vllm.embeds import known_tokens, prompt_embeds, prompt_tokens
 from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.core.engine.batch import BatchState, Request
+from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
 from trnport.core.errors import RequestError
 
@@ -47,10 +48,24 @@ def core_sampling(params: Any) -> SamplingParams:
     )
 
 
+def prefill_until(params: Any, num_prompt_tokens: int, embeds: PromptEmbeds | None) -> int:
+    """Leading tokens of a prompt that need a prefill program even when one comes alone.
+
+    Args:
+        params: vLLM's ``SamplingParams``; None for a request that is pooled.
+        num_prompt_tokens: Length of the prompt.
+        embeds: Embeddings among them.
+    """
+    if params is None:
+        return num_prompt_tokens
+    # The last token's hidden state is not scored: the token behind it is sampled.
+    scored = 0 if params.prompt_logprobs is None else num_prompt_tokens - 1
+    return max(scored, embeds.end if embeds else 0)
+
+
 def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> None:
-    prompt, params = new.prompt_token_ids, new.sampling_params
-    if prompt is None:
-        raise RequestError(f"request {new.req_id!r} has no token ids")
+    prompt, params = prompt_tokens(new), new.sampling_params
+    embeds = prompt_embeds(new)
     # A resumed request can be sent in full again, with what it has generated. Its id is then
     # known, and its random stream must go on where it stopped.
     tokens = list(new.prefill_token_ids or prompt)
@@ -63,12 +78,12 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             sampling=SamplingParams() if params is None else core_sampling(params),
             block_ids=list(_only_group(new.block_ids)),
             num_computed_tokens=new.num_computed_tokens,
-            # An embedding of a text is pooled from hidden states alone.
-            prefill_until=len(prompt) if params is None else prefill_until(params, len(prompt)),
+            prefill_until=prefill_until(params, len(prompt), embeds),
+            prompt_embeds=embeds,
         )
     )
     if params is not None:
-        sampled.add(new.req_id, params, list(prompt), tokens[len(prompt) :])
+        sampled.add(new.req_id, params, known_tokens(new), tokens[len(prompt) :])
 
 
 def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestData) -> None:

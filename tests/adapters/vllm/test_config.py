@@ -73,7 +73,6 @@ REFUSED = {
     "pipeline parallel": ({"pipeline_parallel_size": 2}, r"(?i)pipeline"),
     "lora": ({"enable_lora": True}, r"LoRA is not supported.*without `enable_lora`"),
     "cache dtype": ({"kv_cache_dtype": "fp8"}, r"kv_cache_dtype='fp8' is not supported"),
-    "prompt embeddings": ({"enable_prompt_embeds": True}, r"enable_prompt_embeds is not supported"),
     "dummy weights": ({"load_format": "dummy"}, r"load_format='dummy' is not supported"),
     "expert parallel": ({"enable_expert_parallel": True}, r"enable_expert_parallel|[Ee]xpert"),
     "speculation": (
