@@ -26,6 +26,7 @@ from trnport.core.config import NeuronConfig
 from trnport.core.context import ModelContext
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
+from trnport.core.engine.features import Features
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.session import Limits, Session
 from trnport.core.engine.tables import table_kinds
@@ -105,6 +106,7 @@ def build_model(
     dtype: torch.dtype,
     collectives: Collectives | None = None,
     kernels: Kernels | None = None,
+    has_lm_head: bool = True,
 ) -> CausalLM:
     """Build the model an architecture names, on the meta device.
 
@@ -114,6 +116,7 @@ def build_model(
         dtype: Dtype of weights, activations and cache.
         collectives: This rank's groups; one rank alone when None.
         kernels: Operators; those that ``neuron_config`` names when None.
+        has_lm_head: Whether the model computes logits, or hidden states alone.
 
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
@@ -130,6 +133,7 @@ def build_model(
     context = ModelContext.of(
         kernels or _choose("kernels", neuron_config.kernels, _KERNELS),
         collectives or SingleCollectives(),
+        has_lm_head=has_lm_head,
     )
     model: CausalLM = resolve(architectures).from_configs(
         hf_config, neuron_config, context=context, dtype=dtype
@@ -147,6 +151,7 @@ def build_executor(
     device: torch.device | str = "cpu",
     compiler: Compiler | None = None,
     groups: KVGroups | None = None,
+    features: Features | None = None,
 ) -> StepExecutor:
     """Wire a loaded model with bound caches to a compiler.
 
@@ -159,6 +164,7 @@ def build_executor(
         device: Device of the step inputs.
         compiler: Compiler; the one that ``neuron_config`` names when None.
         groups: Which layers share a block table; all of them when None.
+        features: What the programs take and return; what ``neuron_config`` says when None.
     """
     spec = model.get_kv_spec()
     inputs = InputBuilder(
@@ -168,6 +174,7 @@ def build_executor(
         tp=tp,
         device=torch.device(device),
         kinds=table_kinds(spec, groups),
+        features=features or Features.from_config(neuron_config),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
     return StepExecutor(model, chosen, inputs)
@@ -303,6 +310,7 @@ def open_session(
         max_model_len=max_model_len,
         tp=ranks.size("tp"),
         compiler=compiler,
+        features=Features(),
     )
     executor.warm_up(progress)
     return Session(executor, limits)

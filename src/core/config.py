@@ -86,6 +86,11 @@ def _one_of(*names: str) -> Any:
     return check
 
 
+def _boolean(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if type(value) is not bool:
+        _fail(field.name, value, "must be true or false")
+
+
 def _only(*neutral: object) -> Any:
     """Validator of a setting whose effect is not implemented: neutral values only."""
 
@@ -202,6 +207,15 @@ class NeuronConfig:
         "`mixed`, `prefill_first`, `decode_first`",
         _one_of(*SCHEDULE_POLICIES),
         default="mixed",
+    )
+    enable_prompt_logprobs: bool = _option(
+        "boolean",
+        "Whether requests may ask for the log-probabilities of their prompt (`prompt_logprobs`, or "
+        "`echo` with `logprobs`). Costs one small program, and the prefill programs return their "
+        "hidden states.",
+        "true or false",
+        _boolean,
+        default=True,
     )
     on_device_sampling_config: None = _planned(
         "dictionary or null", "Sample inside the program; null samples on the host.", None

@@ -17,12 +17,17 @@ class ModelContext:
     Attributes:
         kernels: Operators on this rank's shards.
         tp: The tensor-parallel group.
+        has_lm_head: Whether the model computes logits. One that only embeds texts neither
+            needs an LM head in memory nor one in its checkpoint.
     """
 
     kernels: Kernels
     tp: Group
+    has_lm_head: bool = True
 
     @classmethod
-    def of(cls, kernels: Kernels, collectives: Collectives) -> ModelContext:
+    def of(
+        cls, kernels: Kernels, collectives: Collectives, *, has_lm_head: bool = True
+    ) -> ModelContext:
         """A context whose tensor-parallel group is the collectives' group "tp"."""
-        return cls(kernels=kernels, tp=Group(collectives, "tp"))
+        return cls(kernels=kernels, tp=Group(collectives, "tp"), has_lm_head=has_lm_head)

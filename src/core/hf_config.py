@@ -27,6 +27,8 @@ HARMLESS_FIELDS = frozenset(
         "return_dict", "output_attentions", "output_hidden_states", "attn_implementation",
         "_attn_implementation", "_attn_implementation_autoset", "experts_implementation",
         "_experts_implementation", "_attn_implementation_internal",
+        # What becomes of hidden states afterwards: embeddings that may be cut short.
+        "is_matryoshka", "matryoshka_dimensions",
         # Special tokens and generation, which the serving layer reads.
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
         "unk_token_id", "generation_config", "max_length", "max_new_tokens",

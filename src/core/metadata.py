@@ -59,6 +59,11 @@ class StepInput:
             padding is 0.
         attn_metadata: Layer name to metadata.
         sampling_positions: ``[B]`` int64, rows of the hidden states to compute logits for.
+        return_hidden_states: Whether the program returns the hidden states of all rows.
+        inputs_embeds: ``[T, hidden_size]`` embeddings that requests brought along, in the
+            model's dtype; None where the engine takes none.
+        is_token_ids: ``[T]`` bool, False where a row of ``inputs_embeds`` takes the place of
+            the embedding of ``input_ids``; None together with ``inputs_embeds``.
     """
 
     name: str
@@ -66,6 +71,9 @@ class StepInput:
     positions: Tensor
     attn_metadata: dict[str, AttentionMetadata]
     sampling_positions: Tensor
+    return_hidden_states: bool = False
+    inputs_embeds: Tensor | None = None
+    is_token_ids: Tensor | None = None
 
     def model_kwargs(self) -> dict[str, object]:
         """Arguments of ``model.forward``; every keyword is always present."""
@@ -78,8 +86,9 @@ class StepInput:
             "spec_decode_metadata": None,
             "logit_mask": None,
             "rank": None,
-            "inputs_embeds": None,
-            "is_token_ids": None,
+            "inputs_embeds": self.inputs_embeds,
+            "is_token_ids": self.is_token_ids,
+            "return_hidden_states": self.return_hidden_states,
         }
 
 
@@ -87,11 +96,15 @@ class ModelOutput(NamedTuple):
     """What a model returns; a tuple, because compilers can build one inside a program.
 
     Attributes:
-        logits: ``[B, vocab_size]`` in the model's dtype, gathered over ranks, or None.
+        logits: ``[B, vocab_size]`` in the model's dtype, gathered over ranks; None when the
+            program samples, or the model has no LM head.
         token_ids: ``[B]`` int64 when the program samples, else None.
         aux_hidden_states: Extra hidden states for a drafter, else None.
+        hidden_states: ``[T, hidden_size]`` of all rows behind the last norm, what the LM head
+            reads, on every rank; None unless the step asks for them.
     """
 
     logits: Tensor | None = None
     token_ids: Tensor | None = None
     aux_hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: Tensor | None = None

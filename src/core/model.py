@@ -69,8 +69,12 @@ class CausalLM(Protocol):
         rank: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_token_ids: Tensor | None = None,
+        return_hidden_states: bool = False,
     ) -> ModelOutput:
         """Run one step; see :class:`trnport.core.metadata.StepInput` for the shapes."""
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits ``[n, vocab_size]`` of n rows of ``ModelOutput.hidden_states``."""
 
 
 def model_bytes(model: Any) -> int:

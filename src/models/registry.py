@@ -17,6 +17,9 @@ _MODELS = MappingProxyType(
         "LlamaForCausalLM": "trnport.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "trnport.models.mistral:MistralForCausalLM",
         "Qwen3ForCausalLM": "trnport.models.qwen3:Qwen3ForCausalLM",
+        # The bare decoders, as embedding models name them.
+        "LlamaModel": "trnport.models.llama:LlamaForCausalLM",
+        "Qwen3Model": "trnport.models.qwen3:Qwen3ForCausalLM",
     }
 )
 

@@ -250,7 +250,8 @@ def test_describes_itself_in_one_line() -> None:
     assert config({"decode_context_length_buckets": [256]}).describe() == (
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
         "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, "
-        "kv_segment_size_buckets=None, schedule_policy=mixed"
+        "kv_segment_size_buckets=None, schedule_policy=mixed, "
+        "enable_prompt_logprobs=True"
     )
 
 

@@ -17,6 +17,7 @@ from trnport import bootstrap
 from trnport.adapters.cli.parser import SERVER_MEMORY_UTILIZATION
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.hidden import head_program_name, head_rows
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.kv import DEFAULT_BLOCK_SIZE, KVGroups
 from trnport.core.kv.capacity import KVCapacity
@@ -167,16 +168,17 @@ def make_plan(
             tokens_in_flight=limits.max_num_batched_tokens,
         ),
         buckets=buckets,
-        programs=program_names(buckets),
+        programs=program_names(buckets, settings),
         checkpoint=_read_checkpoint(model),
     )
 
 
-def program_names(buckets: Buckets) -> tuple[str, ...]:
+def program_names(buckets: Buckets, settings: NeuronConfig) -> tuple[str, ...]:
     """Names of every program, in the order in which warm-up compiles them."""
     prefills = [signature.name for signature in buckets.all_prefill_signatures()]
     decodes = [signature.name for signature in buckets.all_decode_signatures()]
-    return (*prefills, *decodes)
+    heads = [head_program_name(head_rows(buckets))] if settings.enable_prompt_logprobs else []
+    return (*prefills, *decodes, *heads)
 
 
 def _check_positive(**given: int | None) -> None:

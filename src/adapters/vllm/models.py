@@ -31,8 +31,10 @@ def register_architectures() -> None:
 
     # The class is made here and not at module level, so that importing this module does not
     # import torch. Its methods and their argument names are what vLLM looks for.
-    class TextGenerationStandIn(torch.nn.Module):
-        """Says "text generation, nothing else" to vLLM's inspection."""
+    class EmbeddingStandIn(torch.nn.Module):
+        """Says "embeddings of texts, nothing else" to vLLM's inspection."""
+
+        is_pooling_model = True
 
         def __init__(self, vllm_config: object, prefix: str = "") -> None:
             super().__init__()
@@ -44,11 +46,18 @@ def register_architectures() -> None:
         def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             _refuse()
 
+    class TextGenerationStandIn(EmbeddingStandIn):
+        """Says "text generation"; with --runner pooling vLLM then asks for embeddings."""
+
+        is_pooling_model = False
+
         def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
             _refuse()
 
     for architecture in supported_architectures():
-        stand_in = type(architecture, (TextGenerationStandIn,), {})
+        generates = architecture.endswith("ForCausalLM")
+        base = TextGenerationStandIn if generates else EmbeddingStandIn
+        stand_in = type(architecture, (base,), {})
         ModelRegistry.register_model(architecture, stand_in)
 
 

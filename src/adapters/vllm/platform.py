@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -19,6 +19,7 @@ from trnport.core.kv import DEFAULT_BLOCK_SIZE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from trnport.adapters.vllm.requests import Served
     from trnport.core.model import CausalLM
 
 logger = plugin_logger(__name__)
@@ -46,6 +47,9 @@ class NeuronPlatform(Platform):
     # vLLM compiles one helper of its sampler with this backend; "inductor" would need a C++
     # compiler on the user's machine to count a few logprobs.
     simple_compile_backend: str = "eager"
+    # What requests are checked against. vLLM shows us requests without their engine, so it is
+    # the one whose configuration this process built last.
+    served: ClassVar[Served | None] = None
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -144,9 +148,9 @@ class NeuronPlatform(Platform):
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
         """Refuse one request that cannot be served as asked."""
-        from trnport.adapters.vllm.requests import check_request
+        from trnport.adapters.vllm.requests import Served, check_request
 
-        check_request(processed_inputs, params)
+        check_request(processed_inputs, params, cls.served or Served())
 
 
 def check_device() -> None:
@@ -197,7 +201,9 @@ def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
 
 
 def _check_model(vllm_config: VllmConfig) -> None:
+    from trnport.adapters.vllm.features import features_of
     from trnport.adapters.vllm.refusals import check_supported
+    from trnport.adapters.vllm.requests import Served
     from trnport.adapters.vllm.settings import neuron_config_of
     from trnport.bootstrap import build_model, planned_collectives
 
@@ -211,8 +217,14 @@ def _check_model(vllm_config: VllmConfig) -> None:
         neuron_config,
         dtype=model_config.dtype,
         collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
+        has_lm_head=features_of(vllm_config).generates,
     )
     _choose_prefix_caching(vllm_config, model)
+    NeuronPlatform.served = Served(
+        scores_prompts=neuron_config.enable_prompt_logprobs,
+        hidden_size=model_config.get_hidden_size(),
+        vocab_size=model_config.get_vocab_size(),
+    )
 
 
 def _choose_prefix_caching(vllm_config: VllmConfig, model: CausalLM) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trnport.adapters.vllm.pooling import pooling_problems
 from trnport.bootstrap import SUPPORTED_DTYPES
 from trnport.core.errors import ConfigError
 from trnport.models.registry import resolve
@@ -36,8 +37,10 @@ def check_supported(vllm_config: Any) -> None:
 
 def _model(vllm_config: Any) -> Iterator[str]:
     config = vllm_config.model_config
-    if config.runner_type != "generate":
-        yield f"runner={config.runner_type!r} is not supported; only 'generate' is"
+    if config.runner_type == "pooling":
+        yield from pooling_problems(vllm_config)
+    elif config.runner_type != "generate":
+        yield f"runner={config.runner_type!r} is not supported; use 'generate' or 'pooling'"
     if config.dtype not in SUPPORTED_DTYPES.values():
         yield _dtype_message(config.dtype)
     if config.quantization is not None:
@@ -45,8 +48,6 @@ def _model(vllm_config: Any) -> Iterator[str]:
             f"quantization={config.quantization!r} is not supported; "
             "use an unquantised float32 or bfloat16 checkpoint"
         )
-    if config.enable_prompt_embeds:
-        yield "enable_prompt_embeds is not supported; send token ids or text"
     if config.multimodal_config is not None:
         yield "multimodal inputs are not supported; choose a text-only model"
     if config.enable_sleep_mode:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
+from trnport.adapters.vllm.embeds import embeds_problem
+
 UNSUPPORTED_PARAMETERS = (
-    ("prompt_logprobs", "prompt tokens are not scored; leave it out"),
-    ("prompt_logprob_token_ids", "prompt tokens are not scored; leave it out"),
+    ("prompt_logprob_token_ids", "ask for the most likely tokens with prompt_logprobs"),
     ("logprob_token_ids", "ask for the most likely tokens with logprobs"),
     ("thinking_token_budget", "limit the output with max_tokens instead"),
     ("trace_decode_token_ids", "leave it out"),
@@ -18,12 +21,28 @@ SEEDS = range(-(2**63), 2**64)
 """Seeds that torch takes; vLLM does not check, and the worker would die of any other one."""
 
 
-def check_request(engine_input: Any, params: Any) -> None:
+@attrs.frozen
+class Served:
+    """What the engine behind a request can do.
+
+    Attributes:
+        scores_prompts: ``enable_prompt_logprobs``.
+        hidden_size: Width of the model's embeddings; None when unknown.
+        vocab_size: Token ids are below it; None when unknown.
+    """
+
+    scores_prompts: bool = True
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+
+
+def check_request(engine_input: Any, params: Any, served: Served) -> None:
     """Refuse a request that this release cannot serve as asked.
 
     Args:
         engine_input: vLLM's processed prompt, a mapping with a "type".
         params: ``SamplingParams`` or ``PoolingParams``.
+        served: What the engine can do.
 
     Raises:
         VLLMValidationError: vLLM's HTTP server answers 400 and keeps running.
@@ -32,12 +51,19 @@ def check_request(engine_input: Any, params: Any) -> None:
     from vllm.sampling_params import SamplingParams
 
     kind = engine_input["type"]
-    if kind != "token":
+    if kind not in ("token", "embeds"):
         raise VLLMValidationError(
             f"prompts of type {kind!r} are not supported; send text or token ids"
         )
+    if kind == "embeds":
+        problem = embeds_problem(engine_input, served.hidden_size, served.vocab_size)
+        if problem:
+            raise VLLMValidationError(problem, parameter="prompt_embeds")
     if not isinstance(params, SamplingParams):
-        raise VLLMValidationError("pooling requests are not supported; only generation is")
+        # vLLM has compared its task with those of the engine.
+        return
+    if params.prompt_logprobs is not None:
+        _check_prompt_logprobs(kind, params, served)
     for name, way_out in UNSUPPORTED_PARAMETERS:
         value = getattr(params, name)
         if value is not None:
@@ -45,4 +71,27 @@ def check_request(engine_input: Any, params: Any) -> None:
     if params.seed is not None and params.seed not in SEEDS:
         raise VLLMValidationError(
             "seed must be an integer of at most 64 bits", parameter="seed", value=params.seed
+        )
+
+
+def _check_prompt_logprobs(kind: str, params: Any, served: Served) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    name = "prompt_logprobs"
+    if not served.scores_prompts:
+        raise VLLMValidationError(
+            "prompt_logprobs (and echo with logprobs) are switched off in this engine; leave them "
+            "out, or start it without neuron_config.enable_prompt_logprobs=false",
+            parameter=name,
+        )
+    if kind == "embeds":
+        raise VLLMValidationError(
+            "prompt_logprobs need token ids and prompt_embeds have none; leave one of them out",
+            parameter=name,
+        )
+    if params.skip_reading_prefix_cache is False:
+        raise VLLMValidationError(
+            "prompt_logprobs need every token of the prompt to be computed; leave out "
+            "skip_reading_prefix_cache=False",
+            parameter=name,
         )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trnport.adapters.vllm.embeds import known_tokens, prompt_embeds, prompt_tokens
 from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.core.engine.batch import BatchState, Request
+from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
-from trnport.core.errors import RequestError
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -46,10 +47,24 @@ def core_sampling(params: Any) -> SamplingParams:
     )
 
 
+def prefill_until(params: Any, num_prompt_tokens: int, embeds: PromptEmbeds | None) -> int:
+    """Leading tokens of a prompt that need a prefill program even when one comes alone.
+
+    Args:
+        params: vLLM's ``SamplingParams``; None for a request that is pooled.
+        num_prompt_tokens: Length of the prompt.
+        embeds: Embeddings among them.
+    """
+    if params is None:
+        return num_prompt_tokens
+    # The last token's hidden state is not scored: the token behind it is sampled.
+    scored = 0 if params.prompt_logprobs is None else num_prompt_tokens - 1
+    return max(scored, embeds.end if embeds else 0)
+
+
 def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> None:
-    prompt = new.prompt_token_ids
-    if prompt is None or new.sampling_params is None:
-        raise RequestError(f"request {new.req_id!r} is not text generation from token ids")
+    prompt, params = prompt_tokens(new), new.sampling_params
+    embeds = prompt_embeds(new)
     # A resumed request can be sent in full again, with what it has generated. Its id is then
     # known, and its random stream must go on where it stopped.
     tokens = list(new.prefill_token_ids or prompt)
@@ -59,12 +74,15 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             request_id=new.req_id,
             token_ids=tokens,
             num_prompt_tokens=len(prompt),
-            sampling=core_sampling(new.sampling_params),
+            sampling=SamplingParams() if params is None else core_sampling(params),
             num_computed_tokens=new.num_computed_tokens,
+            prefill_until=prefill_until(params, len(prompt), embeds),
+            prompt_embeds=embeds,
         )
     )
     _replace_blocks(batch[new.req_id], new.block_ids)
-    sampled.add(new.req_id, new.sampling_params, list(prompt), tokens[len(prompt) :])
+    if params is not None:
+        sampled.add(new.req_id, params, known_tokens(new), tokens[len(prompt) :])
 
 
 def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestData) -> None:
@@ -80,7 +98,8 @@ def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestDa
                 request.blocks_of(group).extend(blocks)
         request.num_computed_tokens = cached.num_computed_tokens[i]
         _restore_tokens(request, cached.all_token_ids.get(request_id), cached.num_output_tokens[i])
-        sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
+        if request_id in sampled:
+            sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
 
 
 def _restore_tokens(request: Request, tokens: list[int] | None, num_output_tokens: int) -> None:

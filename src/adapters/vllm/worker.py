@@ -13,9 +13,11 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from trnport import bootstrap
 from trnport.adapters.vllm.checkpoint import checkpoint_folder
+from trnport.adapters.vllm.features import features_of
 from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, groups_of, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
+from trnport.adapters.vllm.pooling import TASK, PoolingRunner, is_pooling
 from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
 from trnport.adapters.vllm.steps import StepRunner
@@ -53,6 +55,7 @@ class NeuronWorker(WorkerBase):
         self._caches: dict[str, list[torch.Tensor]] = {}
         self._executor: Any = None
         self._steps: StepRunner | None = None
+        self._pooling: PoolingRunner | None = None
 
     # --- start-up ------------------------------------------------------------------------------
 
@@ -85,6 +88,7 @@ class NeuronWorker(WorkerBase):
             neuron_config_of(self.vllm_config),
             dtype=self.model_config.dtype,
             collectives=self._collectives(),
+            has_lm_head=features_of(self.vllm_config).generates,
         )
         logger.info("loading weights from %s", folder)
         self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
@@ -134,8 +138,12 @@ class NeuronWorker(WorkerBase):
             tp=self.parallel_config.tensor_parallel_size,
             device=self.current_platform.device_type,
             groups=groups,
+            features=features_of(self.vllm_config),
         )
-        self._steps = StepRunner(self.vllm_config, self._executor)
+        if is_pooling(self.model_config):
+            self._pooling = PoolingRunner(self.vllm_config, self._executor)
+        else:
+            self._steps = StepRunner(self.vllm_config, self._executor)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Run every program once; afterwards no new one can appear."""
@@ -153,6 +161,8 @@ class NeuronWorker(WorkerBase):
         """Compute what was scheduled; None means that ``sample_tokens`` has to follow."""
         if scheduler_output.kv_cache_block_copies:
             copy_blocks(self._caches, scheduler_output.kv_cache_block_copies)
+        if self._pooling is not None:
+            return self._pooling.execute(scheduler_output)
         if self._runner.execute(scheduler_output):
             return None
         return EMPTY_MODEL_RUNNER_OUTPUT
@@ -172,8 +182,8 @@ class NeuronWorker(WorkerBase):
         return self._model
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """Text generation."""
-        return ("generate",)
+        """Text generation, or embeddings of texts."""
+        return (TASK,) if is_pooling(self.model_config) else ("generate",)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Profiling has no adapter yet."""
@@ -187,7 +197,7 @@ class NeuronWorker(WorkerBase):
 
     def shutdown(self) -> None:
         """Let go of model and caches."""
-        self._steps = self._executor = self._model = None
+        self._steps = self._pooling = self._executor = self._model = None
         self._caches = {}
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
 from trnport.core.errors import RequestError
 
@@ -24,6 +25,9 @@ class Request:
             is no other unless vLLM frees blocks behind sliding windows.
         num_computed_tokens: Leading tokens whose keys and values are in the cache.
         further_block_ids: The same for each further group.
+        prefill_until: Tokens before this position are computed by prefill programs even when
+            one comes alone, since those alone return hidden states and take embeddings.
+        prompt_embeds: Embeddings in place of the prompt's first token ids.
     """
 
     request_id: str
@@ -33,6 +37,8 @@ class Request:
     block_ids: list[int] = attrs.field(factory=list)
     num_computed_tokens: int = 0
     further_block_ids: list[list[int]] = attrs.field(factory=list)
+    prefill_until: int = 0
+    prompt_embeds: PromptEmbeds | None = None
 
     def blocks_of(self, group: int) -> list[int]:
         """KV blocks owned in one group of layers; none in one the request knows nothing of."""
@@ -90,7 +96,14 @@ class Work:
         The last token of a prompt whose rest is cached and a resumed request's last token
         qualify too: the decode program computes exactly that.
         """
-        return self.num_tokens == 1 and self.request.num_computed_tokens > 0
+        return (
+            self.num_tokens == 1 and self.request.num_computed_tokens > 0 and not self.needs_prefill
+        )
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether its first token has to be computed by a prefill program."""
+        return self.request.num_computed_tokens < self.request.prefill_until
 
     @property
     def reaches_end(self) -> bool:

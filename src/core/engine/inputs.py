@@ -12,6 +12,8 @@ from torch import Tensor
 
 from trnport.core.engine.batch import Request, Work
 from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.embeds import step_embeds
+from trnport.core.engine.features import Features
 from trnport.core.engine.tables import TableKind, block_tables
 from trnport.core.kv.slots import PAD_SLOT, slot_mapping
 from trnport.core.metadata import AttentionMetadata, StepInput
@@ -44,6 +46,7 @@ class InputBuilder:
         device: Where the tensors go.
         kinds: Layer name to the kind of block table the layer reads; the whole table of the
             first group for a layer that is not named.
+        features: What programs take and return.
     """
 
     buckets: Buckets
@@ -52,6 +55,7 @@ class InputBuilder:
     tp: int = 1
     device: torch.device = torch.device("cpu")
     kinds: Mapping[str, TableKind] = attrs.field(factory=dict)
+    features: Features = attrs.field(factory=Features)
 
     def prefill(self, work: Work) -> StepInput:
         """One request's next chunk of prompt."""
@@ -75,6 +79,9 @@ class InputBuilder:
             kv_segment_size=padded if context else 0,
         )
         tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
+        embeds, is_token_ids = step_embeds(
+            self.features.prompt_embeds, padded, self.device, request.prompt_embeds, start, count
+        )
         return StepInput(
             name=signature.name,
             input_ids=_int64(tokens, self.device),
@@ -83,6 +90,9 @@ class InputBuilder:
             positions=_int32(positions + positions[-1:] * padding, self.device),
             attn_metadata=metadata,
             sampling_positions=_int64([count - 1], self.device),
+            return_hidden_states=self.features.returns_hidden_states,
+            inputs_embeds=embeds,
+            is_token_ids=is_token_ids,
         )
 
     def decode(self, requests: Sequence[Request]) -> StepInput:
@@ -104,12 +114,16 @@ class InputBuilder:
             kv_segment_size=0,
         )
         tokens = [r.token_ids[p] for r, p in zip(requests, positions, strict=True)]
+        # What is generated has token ids; the tensors are there since the model expects them.
+        embeds, is_token_ids = step_embeds(self.features.prompt_embeds, rows, self.device)
         return StepInput(
             name=signature.name,
             input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
             positions=_int32(positions + [0] * padding, self.device),
             attn_metadata=metadata,
             sampling_positions=_int64(range(rows), self.device),
+            inputs_embeds=embeds,
+            is_token_ids=is_token_ids,
         )
 
     def _by_layer(

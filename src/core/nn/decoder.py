@@ -18,12 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
-from trnport.core.functional import attention, gather_tokens, reduce_tokens
+from trnport.core.functional import (
+    attention,
+    gather_tokens,
+    merge_prompt_embeds,
+    reduce_tokens,
+)
 from trnport.core.kv.spec import KVSpec, LayerSpec
 from trnport.core.metadata import AttentionMetadata, ModelOutput
 from trnport.core.nn.attention import OutputProjection, QKVProjection
 from trnport.core.nn.decoder_config import DecoderConfig
-from trnport.core.nn.decoder_weights import decoder_mapping
+from trnport.core.nn.decoder_weights import checkpoint_prefix, decoder_mapping
 from trnport.core.nn.embedding import LMHead, VocabDimShardedEmbedding
 from trnport.core.nn.mlp import GatedMLP
 from trnport.core.nn.norm import RMSNorm
@@ -31,7 +36,6 @@ from trnport.core.nn.rope import RotaryEmbedding
 from trnport.core.parallel import HeadSharding
 from trnport.core.ports.weights import WeightSource
 from trnport.core.weights import (
-    TiedEmbeddings,
     WeightMapping,
     load_weights,
     resolve_tied_embeddings,
@@ -39,7 +43,7 @@ from trnport.core.weights import (
 
 log = structlog.get_logger(__name__)
 
-Mapping = Callable[[DecoderConfig, TiedEmbeddings], WeightMapping]
+Mapping = Callable[..., WeightMapping]
 """Parameter names to checkpoint keys, as :func:`decoder_mapping`."""
 
 
@@ -147,7 +151,9 @@ class DecoderModel(nn.Module):
         ]
         self.layers = cast("list[DecoderLayer]", nn.ModuleList(layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx, dtype)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, ctx, dtype)
+        self.lm_head = (
+            LMHead(config.hidden_size, config.vocab_size, ctx, dtype) if ctx.has_lm_head else None
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -166,15 +172,27 @@ class DecoderModel(nn.Module):
         rank: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_token_ids: Tensor | None = None,
+        return_hidden_states: bool = False,
     ) -> ModelOutput:
         """Logits of the sampled rows; shapes in :class:`trnport.core.metadata.StepInput`."""
         metadata = next(iter(attn_metadata.values()))
         h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
+        h = merge_prompt_embeds(h, inputs_embeds, is_token_ids, self.tp, metadata)
         rope = self.rotary(positions, metadata.seq_lens)
         for layer in self.layers:
             h = layer(h, rope, positions, attn_metadata[layer.name])
         h = gather_tokens(self.norm(h), self.tp, metadata)
-        return ModelOutput(logits=self.lm_head(h.index_select(0, sampling_positions)))
+        logits = None
+        if self.lm_head is not None:
+            logits = self.lm_head(h.index_select(0, sampling_positions))
+        return ModelOutput(logits=logits, hidden_states=h if return_hidden_states else None)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits ``[n, vocab_size]`` of rows ``[n, hidden_size]`` behind the last norm."""
+        if self.lm_head is None:
+            raise RuntimeError("this model was built without an LM head")
+        logits: Tensor = self.lm_head(hidden_states)
+        return logits
 
     def load_weights(self, source: WeightSource, device: torch.device | str = "cpu") -> None:
         """Read this rank's share of a Hugging Face checkpoint.
@@ -182,10 +200,16 @@ class DecoderModel(nn.Module):
         Raises:
             CheckpointError: Names every missing, unexpected and mis-shaped tensor.
         """
-        tied = resolve_tied_embeddings(source, tied=self.config.tie_word_embeddings)
-        mapping = self.mapping(self.config, tied)
+        prefix = checkpoint_prefix(source.names())
+        tied = resolve_tied_embeddings(
+            source,
+            tied=self.config.tie_word_embeddings,
+            embedding_key=f"{prefix}embed_tokens.weight",
+        )
+        head = self.lm_head
+        mapping = self.mapping(self.config, tied, prefix=prefix, has_lm_head=head is not None)
         load_weights(self, source, mapping, rank=self.tp.rank_in_group, device=device)
-        conflict = tied.conflict(self.lm_head.weight, self.embed_tokens.weight)
+        conflict = head and tied.conflict(head.weight, self.embed_tokens.weight)
         if conflict:
             log.warning(conflict)
 

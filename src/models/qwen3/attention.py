@@ -29,12 +29,15 @@ class Qwen3Attention(DecoderAttention):
         return self.q_norm(q), self.k_norm(k)
 
 
-def qwen3_mapping(config: DecoderConfig, tied: TiedEmbeddings) -> WeightMapping:
-    """Parameter names to checkpoint keys."""
+def qwen3_mapping(
+    config: DecoderConfig, tied: TiedEmbeddings, *, prefix: str = "model.", has_lm_head: bool = True
+) -> WeightMapping:
+    """Parameter names to checkpoint keys; arguments as of :func:`decoder_mapping`."""
     norms: dict[str, str] = {
         f"layers.{{layer}}.self_attn.{part}_norm.weight": (
-            f"model.layers.{{layer}}.self_attn.{part}_norm.weight"
+            f"{prefix}layers.{{layer}}.self_attn.{part}_norm.weight"
         )
         for part in "qk"
     }
-    return decoder_mapping(config, tied).merged(expand_layers(norms, config.num_hidden_layers))
+    shared = decoder_mapping(config, tied, prefix=prefix, has_lm_head=has_lm_head)
+    return shared.merged(expand_layers(norms, config.num_hidden_layers))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole processes: scripts that end with 0, and a server that survives its clients."""
 
+import base64
+import io
 import json
 import os
 import signal
@@ -113,7 +115,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tiny, tmp_path_factory):
-    with Server(tiny[0], tmp_path_factory.mktemp("serve") / "log.txt") as running:
+    log = tmp_path_factory.mktemp("serve") / "log.txt"
+    with Server(tiny[0], log, "--enable-prompt-embeds") as running:
         running.wait_until_ready()
         yield running
         assert running.stop(signal.SIGTERM) == 0, running.text()[-4000:]
@@ -169,8 +172,7 @@ BAD = {
     "token outside the vocabulary": {"prompt": [5, 131]},
     "huge token": {"prompt": [5, 2**40]},
     "negative token": {"prompt": [5, -1]},
-    "prompt logprobs": {"prompt": "a", "prompt_logprobs": 1},
-    "echo with logprobs": {"prompt": "a", "echo": True, "logprobs": 1},
+    "prompt logprobs over the limit": {"prompt": "a", "prompt_logprobs": 21},
     "temperature": {"prompt": "a", "temperature": -1},
     "top_p": {"prompt": "a", "top_p": 0},
     "max_tokens": {"prompt": "a", "max_tokens": -3},
@@ -193,8 +195,54 @@ def test_a_bad_request_gets_a_400_and_the_server_lives(server, body):
 
 
 def test_the_refusal_names_the_parameter(server):
-    _, answer = server.post("/v1/completions", {"prompt": "a", "prompt_logprobs": 1})
-    assert "prompt_logprobs is not supported" in answer["error"]["message"]
+    _, answer = server.post("/v1/completions", {"prompt": "a", "prompt_logprobs": 21})
+    assert "prompt logprobs of 21" in answer["error"]["message"]
+    assert answer["error"]["param"] == "prompt_logprobs"
+
+
+def encoded(rows):
+    """A tensor as the API takes it."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(rows, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_embeddings_of_a_prompt_in_its_place(server, tiny):
+    from transformers import AutoTokenizer
+
+    text = "a prompt of more than thirty-two tokens, in chunks"
+    ids = AutoTokenizer.from_pretrained(tiny[0])(text)["input_ids"]
+    rows = tiny[1].get_input_embeddings().weight.detach()[ids]
+    body = {"prompt_embeds": encoded(rows), **GREEDY}
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200, answer
+    assert answer["choices"][0]["text"] == completion(server, text)
+    for wrong in (encoded(rows[:, 1:]), encoded(rows.int()), encoded(rows[0]), "AAAA", "?"):
+        status, answer = server.post("/v1/completions", body | {"prompt_embeds": wrong})
+        assert status == 400, answer
+    assert completion(server)
+
+
+def test_echo_scores_the_prompt(server, tiny):
+    import torch
+    from transformers import AutoTokenizer
+
+    text = "the prompt of an evaluation is longer than one chunk"
+    status, answer = server.post(
+        "/v1/completions", {"prompt": text, "echo": True, "logprobs": 1, **GREEDY, "max_tokens": 1}
+    )
+    assert status == 200, answer
+    choice = answer["choices"][0]
+    assert choice["text"].startswith(text)
+    ids = AutoTokenizer.from_pretrained(tiny[0])(text)["input_ids"]
+    with torch.no_grad():
+        rows = tiny[1](torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [rows[i, token].item() for i, token in enumerate(ids[1:])]
+    found = choice["logprobs"]["token_logprobs"]
+    assert found[0] is None and len(found) == len(ids) + 1
+    assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
 
 def test_structured_output(server):

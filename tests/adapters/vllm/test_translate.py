@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm import SamplingParams
+from vllm import PoolingParams, SamplingParams
 from vllm.v1.core.sched.output import (
     CachedRequestData,
     NewRequestData,
@@ -164,9 +164,34 @@ def test_an_id_that_is_finished_and_new_in_one_step_is_a_new_request(worker):
     assert worker.sampled["r"].generator is not old
 
 
-def test_prompt_embeddings_are_refused(worker):
-    with pytest.raises(RequestError, match="token ids"):
-        worker.step(added=[new(prompt=None)])
+def test_a_prompt_of_embeddings_counts_positions_and_no_tokens(worker):
+    data = new(prompt=None)
+    data.prompt_embeds = torch.ones(3, 8)
+    worker.step(added=[data])
+    request = worker.batch["r"]
+    assert (request.num_prompt_tokens, request.prefill_until) == (3, 3)
+    assert request.prompt_embeds.is_token_ids is None
+    assert worker.sampled["r"].prompt == [], "penalties have nothing to count"
+
+
+def test_of_ids_and_embeddings_the_mask_chooses(worker):
+    data = new(prompt=(5, 999, 7))
+    data.prompt_embeds, data.prompt_is_token_ids = torch.ones(3, 8), [True, False, True]
+    worker.step(added=[data])
+    request = worker.batch["r"]
+    assert request.token_ids == [5, 0, 7], "999 only marks the place of an embedding"
+    assert request.prompt_embeds.is_token_ids.tolist() == [True, False, True]
+    assert worker.sampled["r"].prompt == [5, 7]
+
+
+def test_which_tokens_need_a_prefill_program(worker):
+    worker.step(added=[new(), new("scored", params=SamplingParams(prompt_logprobs=0))])
+    pooled = new("pooled")
+    pooled.sampling_params, pooled.pooling_params = None, PoolingParams(task="embed")
+    worker.step(added=[pooled])
+    assert [worker.batch[i].prefill_until for i in ("r", "scored", "pooled")] == [0, 2, 3]
+    assert "pooled" not in worker.sampled
+    worker.step(changed=cached("pooled", computed=1))
 
 
 def test_blocks_of_several_groups_of_layers_stay_apart(worker):
