@@ -37,6 +37,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "multi_query": {"num_key_value_heads": 1},
     "wide_head": {"head_dim": 20},
     "eight_heads": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "twelve_heads": {"num_attention_heads": 12, "num_key_value_heads": 3},
     "llama3_rope": {
         "rope_parameters": {
             "rope_type": "llama3",

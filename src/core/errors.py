@@ -28,6 +28,10 @@ class RequestError(TrnportError, ValueError):
     """One request cannot be served; the engine and all other requests are unaffected."""
 
 
+class CompilationError(TrnportError, RuntimeError):
+    """A program could not be compiled, or failed when it ran for the first time."""
+
+
 class UnseenSignatureError(TrnportError, RuntimeError):
     """A sealed compiler was asked for a program that warm-up never saw."""
 

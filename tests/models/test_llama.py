@@ -164,6 +164,7 @@ SIX_HEADS = ("awkward", "biased", "multi_head", "wide_head")
 DEGREES = [(name, tp) for name in SIX_HEADS for tp in (2, 3, 6)]
 DEGREES += [("multi_query", 2), ("multi_query", 6)]
 DEGREES += [("eight_heads", tp) for tp in (2, 4, 8)]
+DEGREES += [("twelve_heads", tp) for tp in (2, 3, 4, 6, 12)]
 
 
 @pytest.mark.parametrize(("name", "tp"), DEGREES)

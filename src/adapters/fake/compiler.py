@@ -59,6 +59,11 @@ class RecordingCompiler(Compiler):
         self.sealed = False
 
     @property
+    def flags(self) -> str:
+        """Those of the inner compiler."""
+        return self._inner.flags
+
+    @property
     def compilation_count(self) -> int:
         """Number of different programs."""
         return len(self.compilations)

@@ -23,10 +23,11 @@ def register_where_active() -> None:
 
 
 def register_architectures() -> None:
-    """Put a stand-in for every supported architecture into vLLM's registry."""
+    """Put a stand-in for every supported architecture, and our checks, into vLLM's tables."""
     import torch
     from vllm.model_executor.models.registry import ModelRegistry
 
+    from trnport.adapters.vllm.degrees import register_degree_check
     from trnport.models.registry import supported_architectures
 
     # The class is made here and not at module level, so that importing this module does not
@@ -59,6 +60,7 @@ def register_architectures() -> None:
         base = TextGenerationStandIn if generates else EmbeddingStandIn
         stand_in = type(architecture, (base,), {})
         ModelRegistry.register_model(architecture, stand_in)
+    register_degree_check(supported_architectures())
 
 
 def _refuse() -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -13,12 +14,17 @@ from torch import Tensor
 from trnport.core.engine.batch import BatchState, Request, Work, split_by_phase
 from trnport.core.engine.hidden import HeadProgram, HiddenRows, head_rows
 from trnport.core.engine.inputs import InputBuilder
+from trnport.core.errors import CompilationError, TrnportError
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
 from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.signature import signature_of
 
 Progress = Callable[[int, int, str, float], None]
 """Called as (programs done, programs in all, name of the last one, seconds elapsed)."""
+
+SIGNATURE_SHOWN = 500
+"""Characters of a signature in a message; with many layers a whole one runs to thousands."""
 
 
 @attrs.frozen(eq=False)
@@ -124,17 +130,34 @@ class StepExecutor:
     def _run(self, step: StepInput) -> ModelOutput:
         with torch.inference_mode():
             kwargs = step.model_kwargs()
-            if step.name not in self._programs:
-                self._programs[step.name] = self._compiler.compile(
-                    step.name, self._model, kwargs=kwargs
-                )
-            output: ModelOutput = self._programs[step.name](**kwargs)
+            program = self._programs.get(step.name)
+            output = program(**kwargs) if program else self._first_run(step.name, kwargs)
         return output
 
     def _logits(self, output: ModelOutput) -> Tensor:
         if output.logits is None:
             raise TypeError(f"{type(self._model).__name__} returned no logits")
         return output.logits
+
+    def _first_run(self, name: str, kwargs: Mapping[str, Any]) -> ModelOutput:
+        # Together, since a compiler may put its work off until the first call.
+        try:
+            program = self._compiler.compile(name, self._model, kwargs=kwargs)
+            output: ModelOutput = program(**kwargs)
+        except TrnportError:
+            raise
+        except Exception as error:
+            raise CompilationError(self._failure(name, kwargs, error)) from error
+        self._programs[name] = program
+        return output
+
+    def _failure(self, name: str, kwargs: Mapping[str, Any], error: Exception) -> str:
+        signature = signature_of((), kwargs)[:SIGNATURE_SHOWN]
+        return (
+            f"program {name!r} failed to compile or to run for the first time: "
+            f"{type(error).__name__}: {error}; compiler: {type(self._compiler).__name__}, flags: "
+            f"{self._compiler.flags or 'none'}; signature: {signature}"
+        )
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets

@@ -19,6 +19,11 @@ class Compiler(abc.ABC):
     :func:`trnport.core.signature.signature_of`.
     """
 
+    @property
+    def flags(self) -> str:
+        """How it compiles, for a message about a failure; empty when there is nothing to set."""
+        return ""
+
     @abc.abstractmethod
     def compile(
         self,

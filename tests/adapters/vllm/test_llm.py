@@ -17,6 +17,7 @@ from tests.adapters.vllm.conftest import (
     scheduler_of,
     worker_of,
 )
+from tests.zoo import save_llama
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -44,12 +45,17 @@ def test_up_to_the_last_position(llm, tiny):
     assert generate(llm, [ids], 4) == [greedy_reference(tiny[1], ids, 4)]
 
 
-@pytest.mark.parametrize("shared", [0, 3, 4, 5, 8, 12, 30, 31, 32])
-def test_a_prefix_hit_equals_a_miss(llm, tiny, shared):
+HITS = [(32, n) for n in (0, 3, 4, 5, 8, 12, 30, 31, 32)]
+"""Lengths of a prompt and of its known beginning: around blocks of 4 and a step of 32 tokens."""
+HITS += [(50, n) for n in (1, 4, 15, 16, 17, 19, 20, 31, 32, 33, 36, 47, 48, 49, 50)]
+
+
+@pytest.mark.parametrize(("length", "shared"), HITS)
+def test_a_prefix_hit_equals_a_miss(llm, tiny, length, shared):
     scheduler = scheduler_of(llm)
     scheduler.reset_prefix_cache()
-    first = prompt(32, seed=shared)
-    second = first[:shared] + prompt(32 - shared, seed=99)
+    first = prompt(length, seed=shared)
+    second = first[:shared] + prompt(length - shared, seed=99)
     generate(llm, [first], 4)
     outputs = llm.generate(
         {"prompt_token_ids": second},
@@ -58,7 +64,7 @@ def test_a_prefix_hit_equals_a_miss(llm, tiny, shared):
     )
     assert list(outputs[0].outputs[0].token_ids) == greedy_reference(tiny[1], second, 6)
     # Whole blocks of 4 are shared; of a prompt known in full, the last token is computed again.
-    assert outputs[0].num_cached_tokens == min(shared // 4 * 4, 31 // 4 * 4)
+    assert outputs[0].num_cached_tokens == min(shared // 4 * 4, (length - 1) // 4 * 4)
 
 
 def test_blocks_and_requests_are_all_given_back(llm):
@@ -127,6 +133,15 @@ def test_logprobs_equal_those_of_transformers(llm, tiny):
         assert set(row.topk(3).indices.tolist()) <= set(alternatives)
 
 
+def test_no_alternatives_is_the_logprob_of_the_token(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, ignore_eos=True)
+    output = llm.generate({"prompt_token_ids": prompt(8)}, params, use_tqdm=False)[0].outputs[0]
+    assert [set(row) for row in output.logprobs] == [{token} for token in output.token_ids]
+    assert all(
+        row[token].logprob < 0 for row, token in zip(output.logprobs, output.token_ids, strict=True)
+    )
+
+
 def test_structured_output_beside_free_text(llm):
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -187,6 +202,14 @@ def test_preemption_does_not_change_tokens(tiny):
         crowded = generate(engine, prompts, 20, **seeded)
         alone = [generate(engine, [ids], 20, **seeded)[0] for ids in prompts]
         assert crowded == alone
+
+
+def test_a_sharded_checkpoint_with_a_stray_file(tmp_path):
+    model = save_llama(tmp_path, "awkward", shards=True)
+    prompts = [prompt(n) for n in (3, 40)]
+    with open_llm(tmp_path, skip_tokenizer_init=True) as engine:
+        got = generate(engine, prompts, 6, detokenize=False)
+    assert got == [greedy_reference(model, ids, 6) for ids in prompts]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes: tensor parallelism, replicas, and what a killed worker does to a server.
 
-The model has 6 query heads over 2 KV heads: two ranks hold one KV head each, of three ranks the
-middle one needs both.
+The tiny model has 6 query heads over 2 KV heads: two ranks hold one KV head each, of three ranks
+the middle one needs both. With 8 heads over 2, each KV head is on two of four ranks.
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import re
@@ -20,11 +21,20 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.adapters.vllm.conftest import DEFAULTS, generate, greedy_reference, open_llm
-from tests.adapters.vllm.test_config import config_for
+from tests.adapters.vllm.conftest import (
+    DEFAULTS,
+    generate,
+    greedy_reference,
+    open_llm,
+    save_tokenizer,
+)
+from tests.adapters.vllm.test_config import changed, config_for
 from tests.adapters.vllm.test_llm import prompt
 from tests.adapters.vllm.test_serve import GREEDY, Server, completion
+from tests.zoo import save_llama
+from trnport.adapters.vllm.degrees import register_degree_check
 from trnport.adapters.vllm.refusals import _parallel
+from trnport.core.errors import ConfigError
 
 pytestmark = pytest.mark.vllm
 
@@ -36,6 +46,7 @@ SEEDED = {"temperature": 1.0, "top_p": 0.9, "seed": 5}
 SCRIPT = """
     import json, sys
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     def generate(llm, prompts, **params):
         params = {"temperature": 0, "ignore_eos": True, "max_tokens": 10, **params}
@@ -52,6 +63,9 @@ SCRIPT = """
         hit = generate(llm, [again])
         result |= {"hit": tokens(hit), "cached": hit[0].num_cached_tokens}
         result["seeded"] = tokens(generate(llm, prompts, **seeded))
+        choice = StructuredOutputsParams(choice=["left", "right"])
+        made = generate(llm, prompts[:1], ignore_eos=False, structured_outputs=choice)
+        result["choice"] = made[0].outputs[0].text
         with open(answer, "w") as file:
             json.dump(result, file)
 """
@@ -65,16 +79,26 @@ def clean_environment(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny):
-    """Seeded samples of a single rank."""
-    with open_llm(tiny[0]) as engine:
-        return generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
+def models(tiny, tmp_path_factory):
+    """By name: a folder, the Transformers model it came from, seeded samples of one rank."""
+
+    @functools.cache
+    def prepare(name):
+        folder, model = tiny
+        if name != "awkward":
+            folder = tmp_path_factory.mktemp(name)
+            model = save_llama(folder, name)
+            save_tokenizer(folder)
+        with open_llm(folder) as engine:
+            return folder, model, generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
+
+    return prepare
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp", [2, 3])
-def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(tiny, one_rank, tmp_path, tp):
-    folder, model = tiny
+@pytest.mark.parametrize(("name", "tp"), [("awkward", 3), ("eight_heads", 4)])
+def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(models, tmp_path, name, tp):
+    folder, model, one_rank = models(name)
     prompts = [prompt(n) for n in LENGTHS]
     again = [*prompts[1][:30], *prompt(9, seed=1)]
     arguments = [
@@ -94,16 +118,48 @@ def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(tiny, one_rank,
     assert answer["hit"] == [greedy_reference(model, again, 10)]
     assert answer["cached"] == 28, "7 whole blocks of 4 are shared"
     assert answer["seeded"] == one_rank
+    # 131 tokens are no multiple of the degree: the mask has to fit the padded logits.
+    assert answer["choice"] in {"left", "right"}
 
 
-@pytest.mark.parametrize(
-    ("tp", "message"),
-    [(4, r"heads \(6\) must be divisible by tensor parallel size \(4\)"), (12, r"\(6\).*\(12\)")],
-)
-def test_a_degree_that_does_not_divide_is_refused_before_anything_starts(tiny, tp, message):
-    with pytest.raises(ValueError, match=message):
-        config_for(tiny[0], tensor_parallel_size=tp)
+@pytest.mark.parametrize(("heads", "tp", "valid"), [
+    (6, 4, [1, 2, 3, 6]), (6, 12, [1, 2, 3, 6]), (9, 2, [1, 3, 9]), (28, 8, [1, 2, 4, 7, 14, 28]),
+])  # fmt: skip
+def test_a_degree_that_does_not_divide_is_refused_before_anything_starts(
+    tiny, tmp_path, heads, tp, valid
+):
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 1, "hidden_size": 8 * heads}
+    folder = changed(tiny, tmp_path, **sizes)
+    message = f"tensor_parallel_size={tp} .* {heads} query heads; choose one of {valid}"
+    with pytest.raises(ValueError, match=re.sub(r"([\[\]])", r"\\\1", message)):
+        config_for(folder, tokenizer=str(tiny[0]), tensor_parallel_size=tp)
     assert not [p for p in multiprocessing.active_children() if "Vllm" in p.name]
+    config_for(folder, tokenizer=str(tiny[0]), tensor_parallel_size=valid[1])
+
+
+def test_a_check_of_vllms_own_for_an_architecture_still_runs(monkeypatch):
+    from vllm.model_executor.models import config
+
+    seen = []
+    own = type("Own", (), {"verify_and_update_config": seen.append, "other": 1})
+    table = {"ALlama": own}
+    monkeypatch.setattr(config, "MODELS_CONFIG_MAP", table)
+    for _ in range(2):
+        register_degree_check(["ALlama", "BLlama"])
+    good, bad = (
+        SimpleNamespace(
+            model_config=SimpleNamespace(
+                model_arch_config=SimpleNamespace(total_num_attention_heads=6, total_num_kv_heads=2)
+            ),
+            parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+        )
+        for tp in (3, 4)
+    )
+    for hook in table.values():
+        hook.verify_and_update_config(good)
+        with pytest.raises(ConfigError, match="tensor_parallel_size=4"):
+            hook.verify_and_update_config(bad)
+    assert seen == [good] and table["ALlama"].other == 1
 
 
 REFUSED = {
@@ -175,7 +231,7 @@ def test_a_killed_rank_ends_its_request_and_the_server(tiny, tmp_path):
     ):
         ranks = workers(server)
         assert len(ranks) == 2
-        assert completion(server)
+        assert completion(server) == reference_text(tiny, "hello")
         # As many requests as it takes, so that one of them is running.
         request = pool.submit(until_it_fails, server)
         time.sleep(1)

@@ -96,17 +96,22 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
-    def stream(self, body):
-        """Text pieces of a streamed completion."""
+    def events(self, path, body):
+        """Decoded events of a streamed answer."""
         data = json.dumps({"model": "tiny", "stream": True, **body}).encode()
         request = urllib.request.Request(
-            self.url("/v1/completions"), data=data, headers={"Content-Type": "application/json"}
+            self.url(path), data=data, headers={"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             for line in answer:
                 payload = line.decode().removeprefix("data: ").strip()
                 if payload and payload != "[DONE]":
-                    yield json.loads(payload)["choices"][0]["text"]
+                    yield json.loads(payload)
+
+    def stream(self, body):
+        """Text pieces of a streamed completion."""
+        for event in self.events("/v1/completions", body):
+            yield event["choices"][0]["text"]
 
     def stop(self, how):
         self.process.send_signal(how)

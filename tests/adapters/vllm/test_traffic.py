@@ -4,6 +4,7 @@
 import random
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -73,6 +74,9 @@ def test_random_traffic(tiny, seed):
     ) as engine:
         scheduler = scheduler_of(engine)
         preemptions = count_preemptions(engine)
+        caches = [cache for layer in worker_of(engine)._caches.values() for cache in layer]
+        for cache in caches:
+            cache[0] = torch.nan  # the null block, which nobody may read or write
         outputs = drive(engine, requests, chance)
         assert len(outputs) > 15 and preemptions, "the traffic was meant to be rough"
         assert not scheduler.requests
@@ -83,3 +87,4 @@ def test_random_traffic(tiny, seed):
             scheduler.reset_prefix_cache()
             assert generate(engine, [prompt], count, **params) == [tokens]
         assert worker_of(engine)._steps.num_requests <= 1
+        assert caches and all(cache[0].isnan().all() for cache in caches)
