@@ -27,6 +27,7 @@ from trnport.core.context import ModelContext
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.inputs import InputBuilder
+from trnport.core.engine.observer import StepObserver
 from trnport.core.engine.session import Limits, Session
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.kv import DEFAULT_BLOCK_SIZE
@@ -145,6 +146,7 @@ def build_executor(
     tp: int = 1,
     device: torch.device | str = "cpu",
     compiler: Compiler | None = None,
+    observer: StepObserver | None = None,
 ) -> StepExecutor:
     """Wire a loaded model with bound caches to a compiler.
 
@@ -156,6 +158,7 @@ def build_executor(
         tp: Tensor-parallel degree.
         device: Device of the step inputs.
         compiler: Compiler; the one that ``neuron_config`` names when None.
+        observer: Told about every compilation and run of a program.
     """
     inputs = InputBuilder(
         buckets=Buckets.from_config(neuron_config, max_model_len=max_model_len),
@@ -165,7 +168,7 @@ def build_executor(
         device=torch.device(device),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
-    return StepExecutor(model, chosen, inputs)
+    return StepExecutor(model, chosen, inputs, observer)
 
 
 def process_collectives(groups: Mapping[str, ProcessGroup]) -> Collectives:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trnport.core.engine.batch import BatchState, Request, Work, split_by_phase
 from trnport.core.engine.inputs import InputBuilder
+from trnport.core.engine.observer import SilentObserver, StepObserver, describe
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
 from trnport.core.ports.compiler import Compiler, Program
@@ -36,10 +37,18 @@ class StepResult:
 class StepExecutor:
     """Executes scheduled work on a model whose weights and caches are in place."""
 
-    def __init__(self, model: CausalLM, compiler: Compiler, inputs: InputBuilder) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        compiler: Compiler,
+        inputs: InputBuilder,
+        observer: StepObserver | None = None,
+    ) -> None:
         self._model = model
         self._compiler = compiler
         self._inputs = inputs
+        self._observer = observer or SilentObserver()
+        self._warming_up = False
         self._programs: dict[str, Program] = {}
 
     @property
@@ -75,6 +84,7 @@ class StepExecutor:
         """
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
+        self._warming_up = True
         for done, (name, works) in enumerate(stand_ins):
             if progress:
                 progress(done, len(stand_ins), name, time.monotonic() - started)
@@ -84,33 +94,45 @@ class StepExecutor:
             self.execute(batch, {work.request.request_id: work.num_tokens for work in works})
         if progress:
             progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
+        self._warming_up = False
         self._compiler.seal()
 
     def _prefill_rows(self, prefills: list[Work]) -> Iterator[tuple[str, Tensor]]:
         for work in prefills:
-            logits = self._run(self._inputs.prefill(work))
+            logits = self._run(self._inputs.prefill(work), [work])
             if work.reaches_end:
                 yield work.request.request_id, logits[0]
 
     def _decode_rows(self, decodes: list[Work]) -> Iterator[tuple[str, Tensor]]:
         if not decodes:
             return
-        logits = self._run(self._inputs.decode([work.request for work in decodes]))
+        logits = self._run(self._inputs.decode([work.request for work in decodes]), decodes)
         for row, work in enumerate(decodes):
             if work.reaches_end:
                 yield work.request.request_id, logits[row]
 
-    def _run(self, step: StepInput) -> Tensor:
+    def _run(self, step: StepInput, works: list[Work]) -> Tensor:
+        started = time.perf_counter()
+        is_new = step.name not in self._programs
         with torch.inference_mode():
             kwargs = step.model_kwargs()
-            if step.name not in self._programs:
+            if is_new:
                 self._programs[step.name] = self._compiler.compile(
                     step.name, self._model, kwargs=kwargs
                 )
             output: ModelOutput = self._programs[step.name](**kwargs)
+        self._observe(step, works, time.perf_counter() - started, is_new=is_new)
         if output.logits is None:
             raise TypeError(f"{type(self._model).__name__} returned no logits")
         return output.logits
+
+    def _observe(self, step: StepInput, works: list[Work], seconds: float, *, is_new: bool) -> None:
+        if is_new:
+            self._observer.compiled(step.name, seconds)
+        if not self._warming_up:
+            rows = step.input_ids.shape[0]
+            execution = describe(step.name, works, rows, self._inputs.buckets)
+            self._observer.executed(execution, seconds)
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets
