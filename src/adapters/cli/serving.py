@@ -13,7 +13,7 @@ import attrs
 
 from trnport.core.errors import TrnportError
 
-KNOWN_VARIABLES = ("TRNPORT_DEVICE",)
+KNOWN_VARIABLES = ("TRNPORT_DEVICE", "TRNPORT_LOG_FORMAT", "TRNPORT_METRICS_DIR")
 """Environment variables of ours."""
 
 PLUGINS = MappingProxyType(

@@ -19,11 +19,12 @@ def register() -> str | None:
         either way.
     """
     from trnport.adapters.vllm.activation import decide
-    from trnport.adapters.vllm.log import plugin_logger
+    from trnport.adapters.vllm.log import configure_logs, plugin_logger
 
     decision = decide()
     logger = plugin_logger(__name__)
     if decision.active:
+        configure_logs()
         logger.debug("trnport is active: %s", decision.reason)
         return PLATFORM
     # A plugin that steps aside without a word makes people benchmark the wrong device.
