@@ -32,8 +32,6 @@ from trnport.adapters.vllm.log import plugin_logger
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-logger = plugin_logger(__name__)
-
 PREFIX = "trnport_prometheus_"
 LOCK = "lock"
 
@@ -71,13 +69,14 @@ class FolderCollector:
         """Everything there is now."""
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        files = [str(file) for file in self._folder.glob("*.db")]
         try:
+            # A worker that was killed right at its start may leave an empty file.
+            files = [str(f) for f in self._folder.glob("*.db") if f.stat().st_size]
             return list(MultiProcessCollector.merge(files))
         except (OSError, ValueError, RuntimeError, struct.error) as error:
-            # A worker that ends takes its files along, maybe between the two lines above. A
+            # A worker that ends takes its files along, maybe between the lines above. A
             # scrape without our series is better than none.
-            logger.debug("metrics of the workers cannot be read: %s", error)
+            plugin_logger(__name__).debug("metrics of the workers cannot be read: %s", error)
             return []
 
 

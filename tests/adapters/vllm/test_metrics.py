@@ -179,8 +179,10 @@ def test_replicas_behind_several_http_servers(tiny, tmp_path):
             completion(server, "hello", max_tokens=4)
         for _ in range(4):  # whichever HTTP server answers
             now = Scrape(server)
-            assert now.value("trnport:batched_tokens_total") == 8 * 8
+            computed = now.value("trnport:batched_tokens_total")
+            cached = now.value("trnport:prefix_cache_hits_total")
+            assert computed + cached == 8 * 8
+            assert now.value("trnport:prefix_cache_queries_total") == 8 * 5
             assert now.labels("trnport:kv_blocks", "engine") == {"0", "1"}
             assert now.value("trnport:kv_blocks") == 2 * 129
             assert now.value("vllm:generation_tokens_total") == 8 * 4
-        assert server.stop(signal.SIGTERM) in {0, 1}
