@@ -19,12 +19,16 @@ def register() -> str | None:
         either way.
     """
     from trnport.adapters.vllm.activation import decide
-    from trnport.adapters.vllm.log import configure_logs, plugin_logger
+    from trnport.adapters.vllm.log import plugin_logger
 
-    decision = decide()
     logger = plugin_logger(__name__)
+    try:
+        decision = decide()
+    except Exception:
+        # vLLM drops what a plugin raises here, and would serve on another device.
+        logger.exception("trnport cannot tell whether to run, so vLLM goes on without it")
+        raise
     if decision.active:
-        configure_logs()
         logger.debug("trnport is active: %s", decision.reason)
         return PLATFORM
     # A plugin that steps aside without a word makes people benchmark the wrong device.

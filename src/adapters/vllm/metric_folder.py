@@ -28,6 +28,7 @@ from trnport.adapters.vllm.env import (
     prometheus_folder,
 )
 from trnport.adapters.vllm.log import plugin_logger
+from trnport.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -40,9 +41,18 @@ def prepare_metrics() -> None:
     """Make the server's metrics visible in this process; does nothing the second time.
 
     Called in every process of a server, first in the one that starts the others.
+
+    Raises:
+        ConfigError: PROMETHEUS_MULTIPROC_DIR is set and is no directory.
     """
-    if prometheus_folder() is None:
+    given = prometheus_folder()
+    if given is None:
         _collect_from(metrics_folder())
+    elif not Path(given).is_dir():
+        raise ConfigError(
+            f"PROMETHEUS_MULTIPROC_DIR={given!r} is not a directory; create it, or unset the "
+            "variable to let the server make one"
+        )
 
 
 def metrics_folder() -> Path:

@@ -120,6 +120,7 @@ class NeuronPlatform(Platform):
         Raises:
             ConfigError: The message names the setting, its value and the way out.
         """
+        configure_logs()
         check_device()
         remember_replicas(vllm_config.parallel_config)
         set_defaults(workers_here(vllm_config.parallel_config))

@@ -15,7 +15,7 @@ from structlog.contextvars import bound_contextvars
 
 from trnport.adapters.vllm import metrics
 from trnport.adapters.vllm.env import prometheus_folder
-from trnport.adapters.vllm.log import plugin_logger
+from trnport.adapters.vllm.log import configure_logs, plugin_logger
 from trnport.adapters.vllm.metric_folder import metrics_folder
 from trnport.adapters.vllm.series import SeriesFiles
 from trnport.core.engine.observer import Execution, Observers, StepObserver
@@ -38,6 +38,7 @@ class Telemetry:
             vllm_config: The server's configuration.
             rank_id: Rank on this machine.
         """
+        configure_logs()
         self._started = time.monotonic()
         self._rank = rank_id
         self._summary = Summary()

@@ -186,3 +186,5 @@ def test_replicas_behind_several_http_servers(tiny, tmp_path):
             assert now.labels("trnport:kv_blocks", "engine") == {"0", "1"}
             assert now.value("trnport:kv_blocks") == 2 * 129
             assert now.value("vllm:generation_tokens_total") == 8 * 4
+        server.stop(signal.SIGTERM)
+        assert server.text().count("end of run") == 2

@@ -27,7 +27,7 @@ from trnport.adapters.vllm.metric_folder import FolderCollector
 from trnport.adapters.vllm.series import BOUNDS, Metric, SeriesFiles
 from trnport.adapters.vllm.telemetry import Telemetry
 from trnport.core.engine.observer import Execution
-from trnport.core.errors import UnseenSignatureError
+from trnport.core.errors import ConfigError, UnseenSignatureError
 
 pytestmark = pytest.mark.vllm
 
@@ -134,6 +134,14 @@ def test_prometheus_own_variable_comes_first(temporary, monkeypatch):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(temporary / "theirs"))
     assert metric_folder.metrics_folder() == temporary / "theirs"
     assert not list(temporary.glob("trnport_prometheus_*"))
+
+
+def test_a_given_folder_that_is_not_there_is_refused_by_name(temporary, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(temporary / "nowhere"))
+    with pytest.raises(ConfigError, match=r"PROMETHEUS_MULTIPROC_DIR='.*nowhere' is not a dir"):
+        metric_folder.prepare_metrics()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(temporary))
+    metric_folder.prepare_metrics()
 
 
 OWNER = """
