@@ -135,10 +135,8 @@ def test_debug_lines_carry_the_requests_id_and_never_its_text(ranks):
     completion(ranks, WORD, headers={"X-Request-Id": "who-asked"}, max_tokens=3)
     lines = [line for line in our_lines(ranks) if line["event"] == "program ran"]
     mine = [line for line in lines if "who-asked" in line["request_id"]]
-    assert [line["program"] for line in mine] == [
-        name for name in ("prefill_s128", "decode_b1_ctx256", "decode_b1_ctx256") for _ in "01"
-    ] or {line["program"] for line in mine} == {"prefill_s128", "decode_b1_ctx256"}
-    assert len(mine) == 6, "one for each of three programs on each of two ranks"
+    programs = Counter(line["program"] for line in mine)
+    assert programs == {"prefill_s128": 2, "decode_b1_ctx256": 4}, "on each of two ranks"
     assert {line["padded_tokens"] for line in mine} == {128, 1}
     assert all(line["milliseconds"] > 0 for line in mine)
     assert {line["level"] for line in mine} == {"debug"}
@@ -168,23 +166,3 @@ def test_the_run_ends_with_a_summary_and_no_folder(ranks):
     assert summary["padding_waste"] == f"{1 - (5 + 7 + 5) / (256 + 5):.1%}"
     assert "Traceback" not in ranks.text()
     assert not folders[0].exists()
-
-
-def test_replicas_behind_several_http_servers(tiny, tmp_path):
-    """Each HTTP server shows the sum over all of them, of our metrics as of vLLM's."""
-    options = [*BUCKETS, "--data-parallel-size=2", "--api-server-count=2"]
-    with Server(tiny[0], tmp_path / "log.txt", *options) as server:
-        server.wait_until_ready()
-        for _ in range(8):
-            completion(server, "hello", max_tokens=4)
-        for _ in range(4):  # whichever HTTP server answers
-            now = Scrape(server)
-            computed = now.value("trnport:batched_tokens_total")
-            cached = now.value("trnport:prefix_cache_hits_total")
-            assert computed + cached == 8 * 8
-            assert now.value("trnport:prefix_cache_queries_total") == 8 * 5
-            assert now.labels("trnport:kv_blocks", "engine") == {"0", "1"}
-            assert now.value("trnport:kv_blocks") == 2 * 129
-            assert now.value("vllm:generation_tokens_total") == 8 * 4
-        server.stop(signal.SIGTERM)
-        assert server.text().count("end of run") == 2
