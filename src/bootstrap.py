@@ -28,6 +28,7 @@ from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.features import Features
 from trnport.core.engine.inputs import InputBuilder
+from trnport.core.engine.observer import StepObserver
 from trnport.core.engine.session import Limits, Session
 from trnport.core.engine.tables import table_kinds
 from trnport.core.errors import CheckpointError, ConfigError
@@ -152,6 +153,7 @@ def build_executor(
     compiler: Compiler | None = None,
     groups: KVGroups | None = None,
     features: Features | None = None,
+    observer: StepObserver | None = None,
 ) -> StepExecutor:
     """Wire a loaded model with bound caches to a compiler.
 
@@ -165,6 +167,7 @@ def build_executor(
         compiler: Compiler; the one that ``neuron_config`` names when None.
         groups: Which layers share a block table; all of them when None.
         features: What the programs take and return; what ``neuron_config`` says when None.
+        observer: Told about every compilation and run of a program.
     """
     spec = model.get_kv_spec()
     inputs = InputBuilder(
@@ -177,7 +180,7 @@ def build_executor(
         features=features or Features.from_config(neuron_config),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
-    return StepExecutor(model, chosen, inputs)
+    return StepExecutor(model, chosen, inputs, observer)
 
 
 def process_collectives(groups: Mapping[str, ProcessGroup]) -> Collectives:

@@ -123,3 +123,4 @@ def _adapters(adapters: list[Adapter]) -> Iterator[tuple[str, str, str, str]]:
 def _serving(serving: Serving) -> Iterator[tuple[str, str]]:
     yield "entry points", ", ".join(serving.plugins) or "none registered"
     yield "active", f"{'yes' if serving.active else 'no'}: {serving.reason}"
+    yield "metrics", serving.metrics

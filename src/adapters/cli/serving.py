@@ -11,9 +11,10 @@ from types import MappingProxyType
 
 import attrs
 
+from trnport.adapters.cli.metrics import inspect_metrics
 from trnport.core.errors import TrnportError
 
-KNOWN_VARIABLES = ("TRNPORT_DEVICE",)
+KNOWN_VARIABLES = ("TRNPORT_DEVICE", "TRNPORT_LOG_FORMAT", "TRNPORT_METRICS_DIR")
 """Environment variables of ours."""
 
 PLUGINS = MappingProxyType(
@@ -36,6 +37,7 @@ class Serving:
         plugins: Our entry points that are registered.
         active: Whether vLLM would run on trnport.
         reason: Why, a clause.
+        metrics: Where the workers' metrics would go, a clause.
         problems: What keeps a server on CPU from starting, each with what to do about it.
         warnings: What may surprise.
     """
@@ -43,6 +45,7 @@ class Serving:
     plugins: tuple[str, ...]
     active: bool
     reason: str
+    metrics: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -57,13 +60,19 @@ def inspect_serving(environment: Mapping[str, str]) -> Serving:
     plugins, missing = registered_plugins(), list(_missing_packages())
     # Without the packages there is nobody to ask.
     active, reason, refusals = (False, "", []) if missing else _decide()
+    metrics = inspect_metrics(environment)
     obstacles = [*missing, *_missing_plugins(plugins), *_switched_off(environment)]
     return Serving(
         plugins=plugins,
         active=active and not obstacles,
         reason=obstacles[0] if obstacles else reason,
-        problems=(*obstacles, *refusals),
-        warnings=(*unknown_variables(environment), *_rivals(environment)),
+        metrics=metrics.folder,
+        problems=(*obstacles, *refusals, *metrics.problems),
+        warnings=(
+            *unknown_variables(environment),
+            *_rivals(environment),
+            *metrics.warnings,
+        ),
     )
 
 

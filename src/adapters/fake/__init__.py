@@ -15,6 +15,7 @@ from trnport.adapters.fake.kernels import (
     StrictKernels,
 )
 from trnport.adapters.fake.kv_cache import StrictKVCacheStore
+from trnport.adapters.fake.observer import RecordingObserver
 from trnport.adapters.fake.weights import RecordingWeightSource
 from trnport.adapters.fake.wrapping import WrappedKernels
 from trnport.core.parallel.call import CollectiveCall
@@ -28,6 +29,7 @@ __all__ = [
     "PoisoningKernels",
     "RecordingCompiler",
     "RecordingKernels",
+    "RecordingObserver",
     "RecordingWeightSource",
     "StrictKVCacheStore",
     "StrictKernels",

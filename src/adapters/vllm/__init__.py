@@ -21,8 +21,13 @@ def register() -> str | None:
     from trnport.adapters.vllm.activation import decide
     from trnport.adapters.vllm.log import plugin_logger
 
-    decision = decide()
     logger = plugin_logger(__name__)
+    try:
+        decision = decide()
+    except Exception:
+        # vLLM drops what a plugin raises here, and would serve on another device.
+        logger.exception("trnport cannot tell whether to run, so vLLM goes on without it")
+        raise
     if decision.active:
         logger.debug("trnport is active: %s", decision.reason)
         return PLATFORM

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 
@@ -13,6 +14,12 @@ from trnport.core.errors import ConfigError
 DEVICES = ("cpu", "neuron")
 """Values of TRNPORT_DEVICE."""
 
+LOG_FORMATS = ("text", "json")
+"""Values of TRNPORT_LOG_FORMAT, the default first."""
+
+METRICS_FOLDER = "TRNPORT_METRICS_DIR"
+"""Set by the first process of a server for those that it starts."""
+
 
 @attrs.frozen
 class Environment:
@@ -22,10 +29,12 @@ class Environment:
         device: TRNPORT_DEVICE, the device asked for; None leaves the choice to trnport.
         kv_cache_gib: VLLM_CPU_KVCACHE_SPACE, GiB of KV cache on the host; None or 0 when
             unset. The name is vLLM's own for its CPU backend.
+        log_format: TRNPORT_LOG_FORMAT, how our log lines look.
     """
 
     device: str | None = None
     kv_cache_gib: int | None = None
+    log_format: str = LOG_FORMATS[0]
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -41,7 +50,32 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         device=_device(source.get("TRNPORT_DEVICE", "")),
         kv_cache_gib=_gibibytes("VLLM_CPU_KVCACHE_SPACE", source),
+        log_format=_log_format(source.get("TRNPORT_LOG_FORMAT", "")),
     )
+
+
+def prometheus_folder() -> str | None:
+    """PROMETHEUS_MULTIPROC_DIR: where vLLM's HTTP servers look for metrics of all processes.
+
+    vLLM sets it for several HTTP servers, a user may for one.
+    """
+    return os.environ.get("PROMETHEUS_MULTIPROC_DIR") or None
+
+
+def inherited_metrics_folder() -> str | None:
+    """The metrics folder of the process that started this one as a part of its server.
+
+    A server that a script starts with ``subprocess`` inherits the variable too, and must not
+    write into the script's folder: only children made by ``multiprocessing`` count.
+    """
+    if multiprocessing.parent_process() is None:
+        return None
+    return os.environ.get(METRICS_FOLDER) or None
+
+
+def pass_on_metrics_folder(folder: str) -> None:
+    """Tell the processes that this one starts about its metrics folder."""
+    os.environ[METRICS_FOLDER] = folder
 
 
 def set_defaults(ranks: int = 1) -> None:
@@ -73,6 +107,14 @@ def _device(value: str) -> str | None:
             "unset it to let trnport decide"
         )
     return value
+
+
+def _log_format(value: str) -> str:
+    if value and value not in LOG_FORMATS:
+        raise ConfigError(
+            f"TRNPORT_LOG_FORMAT={value!r} is not a format; choose one of {', '.join(LOG_FORMATS)}"
+        )
+    return value or LOG_FORMATS[0]
 
 
 def _gibibytes(name: str, source: Mapping[str, str]) -> int | None:

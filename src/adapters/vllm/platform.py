@@ -10,7 +10,8 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from trnport.adapters.vllm.activation import neuron_device_exists
 from trnport.adapters.vllm.env import read_environment, set_defaults
-from trnport.adapters.vllm.log import plugin_logger
+from trnport.adapters.vllm.log import configure_logs, plugin_logger
+from trnport.adapters.vllm.metric_folder import prepare_metrics
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
 from trnport.adapters.vllm.shutdown import install_stop_filter
 from trnport.core.errors import ConfigError
@@ -128,6 +129,7 @@ class NeuronPlatform(Platform):
         Raises:
             ConfigError: The message names the setting, its value and the way out.
         """
+        configure_logs()
         check_device()
         remember_replicas(vllm_config.parallel_config)
         set_defaults(workers_here(vllm_config.parallel_config))
@@ -140,6 +142,12 @@ class NeuronPlatform(Platform):
         # vLLM builds configurations without a model in some of its own helpers.
         if vllm_config.model_config is not None:
             _check_model(vllm_config)
+            prepare_metrics()
+
+    @classmethod
+    def log_warnings(cls) -> None:
+        """Choose the format of our log lines again: vLLM has just configured its own."""
+        configure_logs()
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:

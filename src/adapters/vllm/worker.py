@@ -21,6 +21,7 @@ from trnport.adapters.vllm.pooling import TASK, PoolingRunner, is_pooling
 from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
 from trnport.adapters.vllm.steps import StepRunner
+from trnport.adapters.vllm.telemetry import Telemetry
 from trnport.core.model import model_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class NeuronWorker(WorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        self._telemetry = Telemetry(vllm_config, local_rank)
         self._model: Any = None
         self._caches: dict[str, list[torch.Tensor]] = {}
         self._executor: Any = None
@@ -92,11 +94,9 @@ class NeuronWorker(WorkerBase):
         )
         logger.info("loading weights from %s", folder)
         self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
-        logger.info(
-            "loaded %.2f GiB of weights in %.1f s",
-            model_bytes(self._model) / 2**30,
-            time.monotonic() - started,
-        )
+        num_bytes, seconds = model_bytes(self._model), time.monotonic() - started
+        logger.info("loaded %.2f GiB of weights in %.1f s", num_bytes / 2**30, seconds)
+        self._telemetry.loaded(num_bytes, seconds)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """What each layer asks of the KV cache."""
@@ -139,7 +139,9 @@ class NeuronWorker(WorkerBase):
             device=self.current_platform.device_type,
             groups=groups,
             features=features_of(self.vllm_config),
+            observer=self._telemetry.observer,
         )
+        self._telemetry.allocated(kv_cache_config.num_blocks)
         if is_pooling(self.model_config):
             self._pooling = PoolingRunner(self.vllm_config, self._executor)
         else:
@@ -153,6 +155,7 @@ class NeuronWorker(WorkerBase):
         self._executor.warm_up(_log_progress)
         # Whatever start-up drew, unseeded sampling starts from the configured seed.
         set_random_seed(self.model_config.seed)
+        self._telemetry.ready()
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     # --- steps ---------------------------------------------------------------------------------
@@ -161,11 +164,11 @@ class NeuronWorker(WorkerBase):
         """Compute what was scheduled; None means that ``sample_tokens`` has to follow."""
         if scheduler_output.kv_cache_block_copies:
             copy_blocks(self._caches, scheduler_output.kv_cache_block_copies)
-        if self._pooling is not None:
-            return self._pooling.execute(scheduler_output)
-        if self._runner.execute(scheduler_output):
-            return None
-        return EMPTY_MODEL_RUNNER_OUTPUT
+        with self._telemetry.step(scheduler_output):
+            if self._pooling is not None:
+                return self._pooling.execute(scheduler_output)
+            computed = self._runner.execute(scheduler_output)
+        return None if computed else EMPTY_MODEL_RUNNER_OUTPUT
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """Choose the next tokens of the step that ``execute_model`` computed."""
@@ -197,6 +200,7 @@ class NeuronWorker(WorkerBase):
 
     def shutdown(self) -> None:
         """Let go of model and caches."""
+        self._telemetry.close()
         self._steps = self._pooling = self._executor = self._model = None
         self._caches = {}
 

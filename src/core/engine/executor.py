@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import attrs
 import torch
@@ -14,17 +13,14 @@ from torch import Tensor
 from trnport.core.engine.batch import BatchState, Request, Work, split_by_phase
 from trnport.core.engine.hidden import HeadProgram, HiddenRows, head_rows
 from trnport.core.engine.inputs import InputBuilder
-from trnport.core.errors import CompilationError, TrnportError
-from trnport.core.metadata import ModelOutput, StepInput
+from trnport.core.engine.observer import StepObserver
+from trnport.core.engine.programs import Programs
+from trnport.core.metadata import ModelOutput
 from trnport.core.model import CausalLM
-from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.signature import signature_of
+from trnport.core.ports.compiler import Compiler
 
 Progress = Callable[[int, int, str, float], None]
 """Called as (programs done, programs in all, name of the last one, seconds elapsed)."""
-
-SIGNATURE_SHOWN = 500
-"""Characters of a signature in a message; with many layers a whole one runs to thousands."""
 
 
 @attrs.frozen(eq=False)
@@ -45,17 +41,22 @@ class StepResult:
 class StepExecutor:
     """Executes scheduled work on a model whose weights and caches are in place."""
 
-    def __init__(self, model: CausalLM, compiler: Compiler, inputs: InputBuilder) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        compiler: Compiler,
+        inputs: InputBuilder,
+        observer: StepObserver | None = None,
+    ) -> None:
         self._model = model
-        self._compiler = compiler
         self._inputs = inputs
-        self._programs: dict[str, Program] = {}
+        self._programs = Programs(model, compiler, inputs.buckets, observer)
         self._head = HeadProgram(model, compiler, head_rows(inputs.buckets))
 
     @property
     def program_names(self) -> list[str]:
         """Names of the programs that exist, in order of compilation."""
-        return [*self._programs, *([self._head.name] if self._head.is_compiled else [])]
+        return [*self._programs.names, *([self._head.name] if self._head.is_compiled else [])]
 
     def execute(self, batch: BatchState, scheduled: Mapping[str, int]) -> StepResult:
         """Compute new tokens of some requests and advance their computed counts.
@@ -90,27 +91,28 @@ class StepExecutor:
         """
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
-        for done, (name, works) in enumerate(stand_ins):
+        with self._programs.warm_up():
+            for done, (name, works) in enumerate(stand_ins):
+                if progress:
+                    progress(done, len(stand_ins), name, time.monotonic() - started)
+                self._run_stand_in(works)
             if progress:
-                progress(done, len(stand_ins), name, time.monotonic() - started)
-            batch = BatchState()
-            for work in works:
-                batch.add(work.request)
-            result = self.execute(
-                batch, {work.request.request_id: work.num_tokens for work in works}
-            )
-            if self._inputs.features.scores_prompts and not self._head.is_compiled:
-                for hidden in result.hidden_states.values():
-                    self.compute_logits(hidden.rows[:1])
-        if progress:
-            progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
-        self._compiler.seal()
+                progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
+
+    def _run_stand_in(self, works: list[Work]) -> None:
+        batch = BatchState()
+        for work in works:
+            batch.add(work.request)
+        result = self.execute(batch, {work.request.request_id: work.num_tokens for work in works})
+        if self._inputs.features.scores_prompts and not self._head.is_compiled:
+            for hidden in result.hidden_states.values():
+                self.compute_logits(hidden.rows[:1])
 
     def _prefill_rows(
         self, prefills: list[Work], hidden: dict[str, HiddenRows]
     ) -> Iterator[tuple[str, Tensor]]:
         for work in prefills:
-            output = self._run(self._inputs.prefill(work))
+            output = self._programs.run(self._inputs.prefill(work), [work])
             if output.hidden_states is not None and work.needs_prefill:
                 hidden[work.request.request_id] = HiddenRows(
                     work.request.num_computed_tokens, output.hidden_states[: work.num_tokens]
@@ -121,43 +123,17 @@ class StepExecutor:
     def _decode_rows(self, decodes: list[Work]) -> Iterator[tuple[str, Tensor]]:
         if not decodes:
             return
-        output = self._run(self._inputs.decode([work.request for work in decodes]))
+        step = self._inputs.decode([work.request for work in decodes])
+        output = self._programs.run(step, decodes)
         logits = self._logits(output)
         for row, work in enumerate(decodes):
             if work.reaches_end:
                 yield work.request.request_id, logits[row]
 
-    def _run(self, step: StepInput) -> ModelOutput:
-        with torch.inference_mode():
-            kwargs = step.model_kwargs()
-            program = self._programs.get(step.name)
-            output = program(**kwargs) if program else self._first_run(step.name, kwargs)
-        return output
-
     def _logits(self, output: ModelOutput) -> Tensor:
         if output.logits is None:
             raise TypeError(f"{type(self._model).__name__} returned no logits")
         return output.logits
-
-    def _first_run(self, name: str, kwargs: Mapping[str, Any]) -> ModelOutput:
-        # Together, since a compiler may put its work off until the first call.
-        try:
-            program = self._compiler.compile(name, self._model, kwargs=kwargs)
-            output: ModelOutput = program(**kwargs)
-        except TrnportError:
-            raise
-        except Exception as error:
-            raise CompilationError(self._failure(name, kwargs, error)) from error
-        self._programs[name] = program
-        return output
-
-    def _failure(self, name: str, kwargs: Mapping[str, Any], error: Exception) -> str:
-        signature = signature_of((), kwargs)[:SIGNATURE_SHOWN]
-        return (
-            f"program {name!r} failed to compile or to run for the first time: "
-            f"{type(error).__name__}: {error}; compiler: {type(self._compiler).__name__}, flags: "
-            f"{self._compiler.flags or 'none'}; signature: {signature}"
-        )
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets

@@ -30,7 +30,13 @@ DRIVING = {"cli", "vllm"}
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TRNPORT_DEVICE", "VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_CPU_KVCACHE_SPACE"):
+    for name in (
+        *serving.KNOWN_VARIABLES,
+        "VLLM_PLUGINS",
+        "VLLM_TARGET_DEVICE",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "PROMETHEUS_MULTIPROC_DIR",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -192,6 +198,39 @@ def test_the_real_platform_runs_on_cpu(
     assert found["versions"]["vllm"] == importlib.metadata.version("vllm")
 
 
+# --- metrics --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("healthy")
+def test_metrics_go_to_a_folder_of_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/scratch")
+    found = serving.inspect_serving({})
+    assert found.metrics == "a folder of its own in /scratch, removed at the end"
+    assert not found.problems
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_given_metrics_folder_has_to_be_there_and_empty(tmp_path: Path) -> None:
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    found = serving.inspect_serving(environment)
+    assert str(tmp_path) in found.metrics
+    assert (found.problems, found.warnings) == ((), ())
+    (tmp_path / "counter_1.db").touch()
+    assert "files of an earlier run" in serving.inspect_serving(environment).warnings[0]
+    environment["PROMETHEUS_MULTIPROC_DIR"] += "/nowhere"
+    assert "is not a writable directory" in serving.inspect_serving(environment).problems[0]
+
+
+@pytest.mark.usefixtures("healthy")
+def test_nowhere_to_put_metrics_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    (problem,) = serving.inspect_serving({}).problems
+    assert problem.endswith("['/tmp']; set TMPDIR to a writable directory")
+
+
 # --- environment variables ------------------------------------------------------------------------
 
 
@@ -199,12 +238,13 @@ def test_a_misspelt_variable_is_warned_about() -> None:
     environment = {
         "TRNPORT_DEVCE": "cpu",
         "TRNPORT_DEVICE": "cpu",
-        "TRNPORT_LOG_FORMAT": "1",
+        "TRNPORT_XYZXYZXYZXYZ": "1",
         "HOME": "/",
     }
     near, far = serving.unknown_variables(environment)
     assert near == "TRNPORT_DEVCE is set and nothing reads it; did you mean TRNPORT_DEVICE?"
-    assert far == "TRNPORT_LOG_FORMAT is set and nothing reads it; known: TRNPORT_DEVICE"
+    known = ", ".join(serving.KNOWN_VARIABLES)
+    assert far == f"TRNPORT_XYZXYZXYZXYZ is set and nothing reads it; known: {known}"
 
 
 def test_known_variables_are_those_in_the_sources() -> None:

@@ -30,6 +30,7 @@ from tests.adapters.vllm.conftest import (
 )
 from tests.adapters.vllm.test_config import changed, config_for
 from tests.adapters.vllm.test_llm import prompt
+from tests.adapters.vllm.test_metrics import Scrape
 from tests.adapters.vllm.test_serve import GREEDY, Server, completion
 from tests.zoo import save_llama
 from trnport.adapters.vllm.degrees import register_degree_check
@@ -263,6 +264,11 @@ def test_two_replicas_answer_alike_and_end_together(tiny, tmp_path):
             for rank in range(2)
         ]
         assert answers[0] == answers[1] == [reference_text(tiny, text) for text in prompts]
+        counted = Scrape(server)  # of whichever HTTP server answers: each shows all replicas
+        assert counted.value("vllm:generation_tokens_total") == 2 * 3 * 8
+        for engine in ("0", "1"):  # the last token of an answer is not computed on
+            computed = counted.value("trnport:batched_tokens_total", engine=engine)
+            assert computed == sum(len(text) + 7 for text in prompts)
         replicas = workers(server)
         assert len(replicas) == 2
         replicas[0].kill()

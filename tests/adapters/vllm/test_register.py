@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registration: where the platform is active, what it costs, and that it tells why."""
 
+import logging
 import subprocess
 import sys
 import textwrap
@@ -159,3 +160,25 @@ def test_stepping_aside_is_logged():
         TRNPORT_DEVICE="",
     )
     assert "trnport is installed but not active: there is no Neuron device" in output
+
+
+def test_an_error_while_deciding_is_logged(monkeypatch):
+    """vLLM drops it, and would serve on another device without a word."""
+    import trnport.adapters.vllm as plugin
+    from trnport.adapters.vllm import activation
+
+    def fail():
+        raise OSError("no metadata of vllm")
+
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    ours = logging.getLogger("vllm.trnport")
+    monkeypatch.setattr(ours, "handlers", [handler])
+    monkeypatch.setattr(activation, "decide", fail)
+    with pytest.raises(OSError, match="no metadata"):
+        plugin.register()
+    (record,) = records
+    assert record.levelname == "ERROR"
+    assert "vLLM goes on without it" in record.getMessage()
+    assert record.exc_info[0] is OSError

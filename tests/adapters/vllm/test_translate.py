@@ -16,7 +16,6 @@ from vllm.v1.core.sched.output import (
 from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.adapters.vllm.translate import apply_schedule
 from trnport.core.engine.batch import BatchState
-from trnport.core.errors import RequestError
 
 pytestmark = pytest.mark.vllm
 

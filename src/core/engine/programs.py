@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of an engine: compile on first use, run, tell an observer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trnport.core.engine.batch import Work
+from trnport.core.engine.buckets import Buckets
+from trnport.core.engine.observer import SilentObserver, StepObserver, describe
+from trnport.core.errors import CompilationError, TrnportError
+from trnport.core.metadata import ModelOutput, StepInput
+from trnport.core.model import CausalLM
+from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.signature import signature_of
+
+SIGNATURE_SHOWN = 500
+"""Characters of a signature in a message; with many layers a whole one runs to thousands."""
+
+
+class Programs:
+    """One model's programs by name."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        compiler: Compiler,
+        buckets: Buckets,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self._model = model
+        self._compiler = compiler
+        self._buckets = buckets
+        self._observer = observer or SilentObserver()
+        self._programs: dict[str, Program] = {}
+        self._warming_up = False
+
+    @property
+    def names(self) -> list[str]:
+        """Programs that exist, in order of compilation."""
+        return list(self._programs)
+
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        """Runs inside are not reported; afterwards no new program may appear."""
+        self._warming_up = True
+        try:
+            yield
+        finally:
+            self._warming_up = False
+        self._compiler.seal()
+
+    def run(self, step: StepInput, works: list[Work]) -> ModelOutput:
+        """Call the program of a step.
+
+        Args:
+            step: Its input.
+            works: What it computes, in the order of the rows.
+
+        Raises:
+            CompilationError: A new program failed; the message names it, the compiler's flags
+                and the signature.
+        """
+        started = time.perf_counter()
+        is_new = step.name not in self._programs
+        with torch.inference_mode():
+            kwargs = step.model_kwargs()
+            if is_new:
+                output = self._first_run(step.name, kwargs)
+            else:
+                output = self._programs[step.name](**kwargs)
+        seconds = time.perf_counter() - started
+        if is_new:
+            self._observer.compiled(step.name, seconds)
+        if not self._warming_up:
+            rows = step.input_ids.shape[0]
+            self._observer.executed(describe(step.name, works, rows, self._buckets), seconds)
+        return output
+
+    def _first_run(self, name: str, kwargs: Mapping[str, Any]) -> ModelOutput:
+        # Together, since a compiler may put its work off until the first call.
+        try:
+            program = self._compiler.compile(name, self._model, kwargs=kwargs)
+            output: ModelOutput = program(**kwargs)
+        except TrnportError:
+            raise
+        except Exception as error:
+            raise CompilationError(self._failure(name, kwargs, error)) from error
+        self._programs[name] = program
+        return output
+
+    def _failure(self, name: str, kwargs: Mapping[str, Any], error: Exception) -> str:
+        signature = signature_of((), kwargs)[:SIGNATURE_SHOWN]
+        return (
+            f"program {name!r} failed to compile or to run for the first time: "
+            f"{type(error).__name__}: {error}; compiler: {type(self._compiler).__name__}, flags: "
+            f"{self._compiler.flags or 'none'}; signature: {signature}"
+        )
