@@ -23,10 +23,12 @@ from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
-from trnport.core.context import ModelContext
+from trnport.core.context import ModelContext, ProgramSampling
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.inputs import InputBuilder
+from trnport.core.engine.sampling import SamplingParams
+from trnport.core.engine.sampling_inputs import SamplingInputBuilder
 from trnport.core.engine.session import Limits, Session
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.kv import DEFAULT_BLOCK_SIZE
@@ -104,6 +106,7 @@ def build_model(
     dtype: torch.dtype,
     collectives: Collectives | None = None,
     kernels: Kernels | None = None,
+    returns_logits: bool = True,
 ) -> CausalLM:
     """Build the model an architecture names, on the meta device.
 
@@ -113,6 +116,7 @@ def build_model(
         dtype: Dtype of weights, activations and cache.
         collectives: This rank's groups; one rank alone when None.
         kernels: Operators; those that ``neuron_config`` names when None.
+        returns_logits: Whether programs that sample return logits as well.
 
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
@@ -129,6 +133,7 @@ def build_model(
     context = ModelContext.of(
         kernels or _choose("kernels", neuron_config.kernels, _KERNELS),
         collectives or SingleCollectives(),
+        _program_sampling(neuron_config, returns_logits),
     )
     model: CausalLM = resolve(architectures).from_configs(
         hf_config, neuron_config, context=context, dtype=dtype
@@ -165,7 +170,15 @@ def build_executor(
         device=torch.device(device),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
-    return StepExecutor(model, chosen, inputs)
+    sampling = SamplingInputBuilder.of(neuron_config, model.vocab_size, device)
+    return StepExecutor(model, chosen, inputs, sampling)
+
+
+def _program_sampling(config: NeuronConfig, returns_logits: bool) -> ProgramSampling | None:
+    on_device = config.on_device_sampling_config
+    if on_device is None:
+        return None
+    return ProgramSampling(all_greedy=on_device.all_greedy, returns_logits=returns_logits)
 
 
 def process_collectives(groups: Mapping[str, ProcessGroup]) -> Collectives:
@@ -274,7 +287,12 @@ def open_session(
         tp=ranks.size("tp"),
     )
     model = build_model(
-        read_hf_config(path), settings, dtype=dtype, collectives=ranks, kernels=kernels
+        read_hf_config(path),
+        settings,
+        dtype=dtype,
+        collectives=ranks,
+        kernels=kernels,
+        returns_logits=False,
     )
     model.load_weights(source or weight_source(path))
     blocks_per_request = -(-max_model_len // block_size)
@@ -299,7 +317,9 @@ def open_session(
         compiler=compiler,
     )
     executor.warm_up(progress)
-    return Session(executor, limits)
+    on_device = settings.on_device_sampling_config
+    defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
+    return Session(executor, limits, SamplingParams(**defaults))
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -48,6 +48,19 @@ class AttentionMetadata:
         return self.max_query_len <= self.decode_token_threshold
 
 
+class SamplingInputs(NamedTuple):
+    """How a program samples each row.
+
+    Attributes:
+        params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, temperature, where 0
+            is greedy. Padding 1, 1, 0.
+        random_keys: ``[B]`` int64, the key of each row's noise. Padding 0.
+    """
+
+    params: Tensor
+    random_keys: Tensor
+
+
 @attrs.frozen(eq=False)
 class StepInput:
     """One padded model call.
@@ -59,6 +72,8 @@ class StepInput:
             padding is 0.
         attn_metadata: Layer name to metadata.
         sampling_positions: ``[B]`` int64, rows of the hidden states to compute logits for.
+        sampling: How to sample these rows; None when programs do not, or are all greedy.
+        logit_mask: ``[B, V]`` bool, False for forbidden tokens; None when programs take none.
     """
 
     name: str
@@ -66,6 +81,8 @@ class StepInput:
     positions: Tensor
     attn_metadata: dict[str, AttentionMetadata]
     sampling_positions: Tensor
+    sampling: SamplingInputs | None = None
+    logit_mask: Tensor | None = None
 
     def model_kwargs(self) -> dict[str, object]:
         """Arguments of ``model.forward``; every keyword is always present."""
@@ -74,9 +91,9 @@ class StepInput:
             "positions": self.positions,
             "attn_metadata": self.attn_metadata,
             "sampling_positions": self.sampling_positions,
-            "sampling_params": None,
+            "sampling_params": self.sampling,
             "spec_decode_metadata": None,
-            "logit_mask": None,
+            "logit_mask": self.logit_mask,
             "rank": None,
             "inputs_embeds": None,
             "is_token_ids": None,

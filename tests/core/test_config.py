@@ -104,8 +104,6 @@ def test_buckets_need_not_be_multiples_of_tp(tp: int) -> None:
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "kv_segment_size_buckets": (None,),
-    "on_device_sampling_config": (None,),
-    "enable_structured_outputs": (False,),
     "quantization": (None,),
     "fp8_packed_kv": (False,),
     "ep_degree": (None, 1),
@@ -216,7 +214,8 @@ def test_the_token_limit_is_the_smaller_of_the_two() -> None:
 def test_describes_itself_in_one_line() -> None:
     assert config({"decode_context_length_buckets": [256]}).describe() == (
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
-        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager"
+        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, "
+        "on_device_sampling_config=None, enable_structured_outputs=False"
     )
 
 

@@ -22,6 +22,7 @@ class Request:
         sampling: How the next token is chosen.
         block_ids: KV blocks owned, in order of position.
         num_computed_tokens: Leading tokens whose keys and values are in the cache.
+        random_stream: Decides what programs draw for the request.
     """
 
     request_id: str
@@ -30,6 +31,12 @@ class Request:
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     block_ids: list[int] = attrs.field(factory=list)
     num_computed_tokens: int = 0
+    random_stream: int = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Known tokens behind the prompt."""
+        return len(self.token_ids) - self.num_prompt_tokens
 
 
 class BatchState:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trnport.core.context import ModelContext
 from trnport.core.functional import attention, gather_tokens, reduce_tokens
 from trnport.core.kv.spec import KVSpec, LayerSpec
-from trnport.core.metadata import AttentionMetadata, ModelOutput
+from trnport.core.metadata import AttentionMetadata, ModelOutput, SamplingInputs
 from trnport.core.nn import (
     GatedMLP,
     LMHead,
@@ -117,21 +117,22 @@ class LlamaModel(nn.Module):
         positions: Tensor,
         attn_metadata: dict[str, AttentionMetadata],
         sampling_positions: Tensor,
-        sampling_params: Tensor | None = None,
+        sampling_params: SamplingInputs | None = None,
         spec_decode_metadata: Any = None,
         logit_mask: Tensor | None = None,
         rank: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_token_ids: Tensor | None = None,
     ) -> ModelOutput:
-        """Logits of the sampled rows; shapes in :class:`trnport.core.metadata.StepInput`."""
+        """Logits or tokens of some rows; shapes in :class:`trnport.core.metadata.StepInput`."""
         metadata = next(iter(attn_metadata.values()))
         h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
         rope = self.rotary(positions, metadata.seq_lens)
         for layer in self.layers:
             h = layer(h, rope, positions, attn_metadata[layer.name])
         h = gather_tokens(self.norm(h), self.tp, metadata)
-        return ModelOutput(logits=self.lm_head(h.index_select(0, sampling_positions)))
+        rows = h.index_select(0, sampling_positions)
+        return self.lm_head.sample(rows, sampling_params, logit_mask)
 
     def load_weights(self, source: WeightSource, device: torch.device | str = "cpu") -> None:
         """Read this rank's share of a Hugging Face checkpoint.
