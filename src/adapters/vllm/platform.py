@@ -9,6 +9,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from trnport.adapters.vllm.activation import neuron_device_exists
+from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
@@ -19,6 +20,7 @@ from trnport.core.kv import DEFAULT_BLOCK_SIZE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from trnport.core.config import NeuronConfig
     from trnport.core.model import CausalLM
 
 logger = plugin_logger(__name__)
@@ -46,6 +48,9 @@ class NeuronPlatform(Platform):
     # vLLM compiles one helper of its sampler with this backend; "inductor" would need a C++
     # compiler on the user's machine to count a few logprobs.
     simple_compile_backend: str = "eager"
+    # vLLM checks requests without saying for which configuration: this is the last one's. A
+    # process that opens several engines with different sampling should open each in its own.
+    _capabilities: Capabilities = Capabilities()
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -125,12 +130,12 @@ class NeuronPlatform(Platform):
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)
-        _turn_off_async_scheduling(vllm_config)
         _choose_shutdown_timeout(vllm_config)
         install_stop_filter()
         # vLLM builds configurations without a model in some of its own helpers.
         if vllm_config.model_config is not None:
             _check_model(vllm_config)
+            cls._capabilities = Capabilities.of(vllm_config)
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
@@ -141,7 +146,7 @@ class NeuronPlatform(Platform):
         """Refuse one request that cannot be served as asked."""
         from trnport.adapters.vllm.requests import check_request
 
-        check_request(processed_inputs, params)
+        check_request(processed_inputs, params, cls._capabilities)
 
 
 def check_device() -> None:
@@ -175,15 +180,6 @@ def _choose_cache_size(vllm_config: VllmConfig) -> None:
         vllm_config.cache_config.kv_cache_memory_bytes = gibibytes * 2**30
 
 
-def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
-    scheduler_config = vllm_config.scheduler_config
-    if scheduler_config.async_scheduling:
-        # Sampling needs a step's logits on the host, so there is nothing to overlap, and a
-        # request that ends would cost one more step.
-        logger.info_once("async scheduling is off: tokens are sampled on the host")
-        scheduler_config.async_scheduling = False
-
-
 def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
     # Without one vLLM kills the engine at once, and the server may log its death as an error.
     # Running requests get this long to finish, in seconds.
@@ -208,6 +204,15 @@ def _check_model(vllm_config: VllmConfig) -> None:
         collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
     )
     _choose_prefix_caching(vllm_config, model)
+    _choose_sampling_defaults(vllm_config, neuron_config)
+
+
+def _choose_sampling_defaults(vllm_config: VllmConfig, neuron_config: NeuronConfig) -> None:
+    on_device = neuron_config.on_device_sampling_config
+    if on_device is not None:
+        overrides = vllm_config.model_config.override_generation_config
+        for name, value in on_device.defaults.items():
+            overrides.setdefault(name, value)
 
 
 def _choose_prefix_caching(vllm_config: VllmConfig, model: CausalLM) -> None:

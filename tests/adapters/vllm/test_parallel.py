@@ -64,21 +64,19 @@ def clean_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
 
 
-@pytest.fixture(scope="module")
-def one_rank(tiny):
-    """Seeded samples of a single rank."""
-    with open_llm(tiny[0]) as engine:
-        return generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
+ON_DEVICE = {"additional_config": {"neuron_config": {"on_device_sampling_config": {}}}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp", [2, 3])
-def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(tiny, one_rank, tmp_path, tp):
+@pytest.mark.parametrize(("tp", "extra"), [(2, {}), (3, ON_DEVICE)], ids=["2-host", "3-device"])
+def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(tiny, tmp_path, tp, extra):
     folder, model = tiny
+    with open_llm(folder, **extra) as engine:
+        one_rank = generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
     prompts = [prompt(n) for n in LENGTHS]
     again = [*prompts[1][:30], *prompt(9, seed=1)]
     arguments = [
-        str(folder), {**DEFAULTS, "tensor_parallel_size": tp}, prompts, again, SEEDED,
+        str(folder), {**DEFAULTS, **extra, "tensor_parallel_size": tp}, prompts, again, SEEDED,
         str(tmp_path / "answer.json"),
     ]  # fmt: skip
     script = tmp_path / "script.py"
