@@ -23,12 +23,14 @@ from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
-from trnport.core.context import ModelContext
+from trnport.core.context import ModelContext, ProgramSampling
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.executor import Progress, StepExecutor
 from trnport.core.engine.features import Features
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.observer import StepObserver
+from trnport.core.engine.sampling import SamplingParams
+from trnport.core.engine.sampling_inputs import SamplingInputBuilder
 from trnport.core.engine.session import Limits, Session
 from trnport.core.engine.tables import table_kinds
 from trnport.core.errors import CheckpointError, ConfigError
@@ -108,6 +110,7 @@ def build_model(
     collectives: Collectives | None = None,
     kernels: Kernels | None = None,
     has_lm_head: bool = True,
+    returns_logits: bool = True,
 ) -> CausalLM:
     """Build the model an architecture names, on the meta device.
 
@@ -118,6 +121,7 @@ def build_model(
         collectives: This rank's groups; one rank alone when None.
         kernels: Operators; those that ``neuron_config`` names when None.
         has_lm_head: Whether the model computes logits, or hidden states alone.
+        returns_logits: Whether programs that sample return logits as well.
 
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
@@ -134,6 +138,7 @@ def build_model(
     context = ModelContext.of(
         kernels or _choose("kernels", neuron_config.kernels, _KERNELS),
         collectives or SingleCollectives(),
+        _program_sampling(neuron_config, returns_logits),
         has_lm_head=has_lm_head,
     )
     model: CausalLM = resolve(architectures).from_configs(
@@ -180,7 +185,15 @@ def build_executor(
         features=features or Features.from_config(neuron_config),
     )
     chosen = compiler or _choose("compiler", neuron_config.compiler, _COMPILERS)
-    return StepExecutor(model, chosen, inputs, observer)
+    sampling = SamplingInputBuilder.of(neuron_config, model.vocab_size, device)
+    return StepExecutor(model, chosen, inputs, sampling=sampling, observer=observer)
+
+
+def _program_sampling(config: NeuronConfig, returns_logits: bool) -> ProgramSampling | None:
+    on_device = config.on_device_sampling_config
+    if on_device is None:
+        return None
+    return ProgramSampling(all_greedy=on_device.all_greedy, returns_logits=returns_logits)
 
 
 def process_collectives(groups: Mapping[str, ProcessGroup]) -> Collectives:
@@ -290,7 +303,12 @@ def open_session(
         block_size=block_size,
     )
     model = build_model(
-        read_hf_config(path), settings, dtype=dtype, collectives=ranks, kernels=kernels
+        read_hf_config(path),
+        settings,
+        dtype=dtype,
+        collectives=ranks,
+        kernels=kernels,
+        returns_logits=False,
     )
     model.load_weights(source or weight_source(path))
     blocks_per_request = -(-max_model_len // block_size)
@@ -316,7 +334,9 @@ def open_session(
         features=Features(),
     )
     executor.warm_up(progress)
-    return Session(executor, limits)
+    on_device = settings.on_device_sampling_config
+    defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
+    return Session(executor, limits, SamplingParams(**defaults))
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 import attrs
 
 from trnport.core.errors import ConfigError
+from trnport.core.sampling_config import OnDeviceSamplingConfig
 
 SMALLEST_DEFAULT_TOKENS_BUCKET = 128
 """Smaller default programs would save little: 128 is the width of one attention tile."""
@@ -64,6 +65,10 @@ def _to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _to_on_device_sampling(value: Any) -> Any:
+    return OnDeviceSamplingConfig.of(value)
+
+
 def _ascending(smallest: int) -> Any:
     """Validator of a list of bucket sizes that starts at ``smallest`` or above."""
 
@@ -107,7 +112,14 @@ def _only(*neutral: object) -> Any:
 
 
 def _option(
-    kind: str, doc: str, valid: str, validator: Any, *, default: Any, default_doc: str = ""
+    kind: str,
+    doc: str,
+    valid: str,
+    validator: Any,
+    *,
+    default: Any,
+    default_doc: str = "",
+    converter: Any = _to_tuple,
 ) -> Any:
     """An implemented setting."""
     metadata = {
@@ -118,7 +130,7 @@ def _option(
         "since": "0.33.0.0",
         "implemented": True,
     }
-    return attrs.field(default=default, converter=_to_tuple, validator=validator, metadata=metadata)
+    return attrs.field(default=default, converter=converter, validator=validator, metadata=metadata)
 
 
 def _planned(kind: str, doc: str, *neutral: object) -> Any:
@@ -217,11 +229,25 @@ class NeuronConfig:
         _boolean,
         default=True,
     )
-    on_device_sampling_config: None = _planned(
-        "dictionary or null", "Sample inside the program; null samples on the host.", None
+    on_device_sampling_config: OnDeviceSamplingConfig | None = _option(  # noqa: RUF009  # a field
+        "dictionary or null",
+        "Sample inside the program: `all_greedy` compiles programs that only take the largest "
+        "logit; `temperature`, `top_k` and `top_p` are the defaults of requests that name none. "
+        "Parameters that programs do not know are sampled on the host from returned logits; "
+        "`--max-logprobs 0` returns none, which saves their gathering, and refuses such requests.",
+        "keys `all_greedy`, `temperature` (0 to 2), `top_k` (any, 0 and -1 keep all), `top_p`",
+        attrs.validators.optional(attrs.validators.instance_of(OnDeviceSamplingConfig)),
+        default=None,
+        default_doc="null: sample on the host",
+        converter=_to_on_device_sampling,
     )
-    enable_structured_outputs: bool = _planned(
-        "boolean", "Constrain outputs with a grammar.", False
+    enable_structured_outputs: bool = _option(
+        "boolean",
+        "Programs that sample take a mask of allowed tokens, so that grammars can constrain "
+        "them. Sampling on the host needs no such key.",
+        "true or false",
+        _boolean,
+        default=False,
     )
     quantization: None = _planned("string or null", "Weight format, such as `mxfp4`.", None)
     fp8_packed_kv: bool = _planned("boolean", "Packed layout of an FP8 key cache.", False)

@@ -48,6 +48,19 @@ class AttentionMetadata:
         return self.max_query_len <= self.decode_token_threshold
 
 
+class SamplingInputs(NamedTuple):
+    """How a program samples each row.
+
+    Attributes:
+        params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, temperature, where 0
+            is greedy. Padding 1, 1, 0.
+        random_keys: ``[B]`` int64, the key of each row's noise. Padding 0.
+    """
+
+    params: Tensor
+    random_keys: Tensor
+
+
 @attrs.frozen(eq=False)
 class StepInput:
     """One padded model call.
@@ -64,6 +77,8 @@ class StepInput:
             model's dtype; None where the engine takes none.
         is_token_ids: ``[T]`` bool, False where a row of ``inputs_embeds`` takes the place of
             the embedding of ``input_ids``; None together with ``inputs_embeds``.
+        sampling: How to sample these rows; None when programs do not, or are all greedy.
+        logit_mask: ``[B, V]`` bool, False for forbidden tokens; None when programs take none.
     """
 
     name: str
@@ -74,6 +89,8 @@ class StepInput:
     return_hidden_states: bool = False
     inputs_embeds: Tensor | None = None
     is_token_ids: Tensor | None = None
+    sampling: SamplingInputs | None = None
+    logit_mask: Tensor | None = None
 
     def model_kwargs(self) -> dict[str, object]:
         """Arguments of ``model.forward``; every keyword is always present."""
@@ -82,9 +99,9 @@ class StepInput:
             "positions": self.positions,
             "attn_metadata": self.attn_metadata,
             "sampling_positions": self.sampling_positions,
-            "sampling_params": None,
+            "sampling_params": self.sampling,
             "spec_decode_metadata": None,
-            "logit_mask": None,
+            "logit_mask": self.logit_mask,
             "rank": None,
             "inputs_embeds": self.inputs_embeds,
             "is_token_ids": self.is_token_ids,

@@ -11,7 +11,7 @@ from torch import Tensor
 from trnport.core.config import NeuronConfig
 from trnport.core.context import ModelContext
 from trnport.core.kv.spec import KVSpec
-from trnport.core.metadata import AttentionMetadata, ModelOutput
+from trnport.core.metadata import AttentionMetadata, ModelOutput, SamplingInputs
 from trnport.core.ports.weights import WeightSource
 
 
@@ -63,7 +63,7 @@ class CausalLM(Protocol):
         positions: Tensor,
         attn_metadata: dict[str, AttentionMetadata],
         sampling_positions: Tensor,
-        sampling_params: Tensor | None = None,
+        sampling_params: SamplingInputs | None = None,
         spec_decode_metadata: Any = None,
         logit_mask: Tensor | None = None,
         rank: Tensor | None = None,

@@ -124,8 +124,6 @@ def test_buckets_need_not_be_multiples_of_tp(tp: int) -> None:
 
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "on_device_sampling_config": (None,),
-    "enable_structured_outputs": (False,),
     "quantization": (None,),
     "fp8_packed_kv": (False,),
     "ep_degree": (None, 1),
@@ -251,7 +249,8 @@ def test_describes_itself_in_one_line() -> None:
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
         "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, "
         "kv_segment_size_buckets=None, schedule_policy=mixed, "
-        "enable_prompt_logprobs=True"
+        "enable_prompt_logprobs=True, "
+        "on_device_sampling_config=None, enable_structured_outputs=False"
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from trnport.adapters.vllm.activation import neuron_device_exists
+from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import configure_logs, plugin_logger
 from trnport.adapters.vllm.metric_folder import prepare_metrics
@@ -20,7 +21,7 @@ from trnport.core.kv import DEFAULT_BLOCK_SIZE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from trnport.adapters.vllm.requests import Served
+    from trnport.core.config import NeuronConfig
     from trnport.core.model import CausalLM
 
 logger = plugin_logger(__name__)
@@ -50,7 +51,7 @@ class NeuronPlatform(Platform):
     simple_compile_backend: str = "eager"
     # What requests are checked against. vLLM shows us requests without their engine, so it is
     # the one whose configuration this process built last.
-    served: ClassVar[Served | None] = None
+    capabilities: ClassVar[Capabilities] = Capabilities()
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -136,12 +137,12 @@ class NeuronPlatform(Platform):
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)
         _choose_cache_size(vllm_config)
-        _turn_off_async_scheduling(vllm_config)
         _choose_shutdown_timeout(vllm_config)
         install_stop_filter()
         # vLLM builds configurations without a model in some of its own helpers.
         if vllm_config.model_config is not None:
             _check_model(vllm_config)
+            cls.capabilities = Capabilities.of(vllm_config)
             prepare_metrics()
 
     @classmethod
@@ -156,9 +157,9 @@ class NeuronPlatform(Platform):
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
         """Refuse one request that cannot be served as asked."""
-        from trnport.adapters.vllm.requests import Served, check_request
+        from trnport.adapters.vllm.requests import check_request
 
-        check_request(processed_inputs, params, cls.served or Served())
+        check_request(processed_inputs, params, cls.capabilities)
 
 
 def check_device() -> None:
@@ -192,15 +193,6 @@ def _choose_cache_size(vllm_config: VllmConfig) -> None:
         vllm_config.cache_config.kv_cache_memory_bytes = gibibytes * 2**30
 
 
-def _turn_off_async_scheduling(vllm_config: VllmConfig) -> None:
-    scheduler_config = vllm_config.scheduler_config
-    if scheduler_config.async_scheduling:
-        # Sampling needs a step's logits on the host, so there is nothing to overlap, and a
-        # request that ends would cost one more step.
-        logger.info_once("async scheduling is off: tokens are sampled on the host")
-        scheduler_config.async_scheduling = False
-
-
 def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
     # Without one vLLM kills the engine at once, and the server may log its death as an error.
     # Running requests get this long to finish, in seconds.
@@ -211,7 +203,6 @@ def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
 def _check_model(vllm_config: VllmConfig) -> None:
     from trnport.adapters.vllm.features import features_of
     from trnport.adapters.vllm.refusals import check_supported
-    from trnport.adapters.vllm.requests import Served
     from trnport.adapters.vllm.settings import neuron_config_of
     from trnport.bootstrap import build_model, planned_collectives
 
@@ -228,11 +219,15 @@ def _check_model(vllm_config: VllmConfig) -> None:
         has_lm_head=features_of(vllm_config).generates,
     )
     _choose_prefix_caching(vllm_config, model)
-    NeuronPlatform.served = Served(
-        scores_prompts=neuron_config.enable_prompt_logprobs,
-        hidden_size=model_config.get_hidden_size(),
-        vocab_size=model_config.get_vocab_size(),
-    )
+    _choose_sampling_defaults(vllm_config, neuron_config)
+
+
+def _choose_sampling_defaults(vllm_config: VllmConfig, neuron_config: NeuronConfig) -> None:
+    on_device = neuron_config.on_device_sampling_config
+    if on_device is not None:
+        overrides = vllm_config.model_config.override_generation_config
+        for name, value in on_device.defaults.items():
+            overrides.setdefault(name, value)
 
 
 def _choose_prefix_caching(vllm_config: VllmConfig, model: CausalLM) -> None:

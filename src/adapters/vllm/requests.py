@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
+from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.embeds import embeds_problem
 
 UNSUPPORTED_PARAMETERS = (
@@ -21,28 +20,13 @@ SEEDS = range(-(2**63), 2**64)
 """Seeds that torch takes; vLLM does not check, and the worker would die of any other one."""
 
 
-@attrs.frozen
-class Served:
-    """What the engine behind a request can do.
-
-    Attributes:
-        scores_prompts: ``enable_prompt_logprobs``.
-        hidden_size: Width of the model's embeddings; None when unknown.
-        vocab_size: Token ids are below it; None when unknown.
-    """
-
-    scores_prompts: bool = True
-    hidden_size: int | None = None
-    vocab_size: int | None = None
-
-
-def check_request(engine_input: Any, params: Any, served: Served) -> None:
+def check_request(engine_input: Any, params: Any, capabilities: Capabilities) -> None:
     """Refuse a request that this release cannot serve as asked.
 
     Args:
         engine_input: vLLM's processed prompt, a mapping with a "type".
         params: ``SamplingParams`` or ``PoolingParams``.
-        served: What the engine can do.
+        capabilities: What the engine can do.
 
     Raises:
         VLLMValidationError: vLLM's HTTP server answers 400 and keeps running.
@@ -56,29 +40,32 @@ def check_request(engine_input: Any, params: Any, served: Served) -> None:
             f"prompts of type {kind!r} are not supported; send text or token ids"
         )
     if kind == "embeds":
-        problem = embeds_problem(engine_input, served.hidden_size, served.vocab_size)
+        problem = embeds_problem(engine_input, capabilities.hidden_size, capabilities.vocab_size)
         if problem:
             raise VLLMValidationError(problem, parameter="prompt_embeds")
     if not isinstance(params, SamplingParams):
         # vLLM has compared its task with those of the engine.
         return
     if params.prompt_logprobs is not None:
-        _check_prompt_logprobs(kind, params, served)
+        _check_prompt_logprobs(kind, params, capabilities)
     for name, way_out in UNSUPPORTED_PARAMETERS:
         value = getattr(params, name)
         if value is not None:
             raise VLLMValidationError(f"{name} is not supported; {way_out}", parameter=name)
+    refusal = capabilities.refusal(params)
+    if refusal is not None:
+        raise VLLMValidationError(refusal[1], parameter=refusal[0])
     if params.seed is not None and params.seed not in SEEDS:
         raise VLLMValidationError(
             "seed must be an integer of at most 64 bits", parameter="seed", value=params.seed
         )
 
 
-def _check_prompt_logprobs(kind: str, params: Any, served: Served) -> None:
+def _check_prompt_logprobs(kind: str, params: Any, capabilities: Capabilities) -> None:
     from vllm.exceptions import VLLMValidationError
 
     name = "prompt_logprobs"
-    if not served.scores_prompts:
+    if not capabilities.scores_prompts:
         raise VLLMValidationError(
             "prompt_logprobs (and echo with logprobs) are switched off in this engine; leave them "
             "out, or start it without neuron_config.enable_prompt_logprobs=false",

@@ -8,6 +8,8 @@ from typing import Any
 import attrs
 import torch
 
+from trnport.core.engine.streams import RandomStreams
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
 
@@ -21,13 +23,16 @@ class SampledRequest:
         prompt: Prompt token ids.
         outputs: Generated token ids. Always the same list object, since vLLM's logits
             processors hold on to it and read new tokens from it.
-        generator: The request's own random stream; None when it has no seed or is greedy.
+        generator: The request's own random stream on the host; None when it has no seed or is
+            greedy.
+        random_stream: Its stream in programs.
     """
 
     params: Any
     prompt: list[int]
     outputs: list[int]
     generator: torch.Generator | None
+    random_stream: int = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -36,16 +41,26 @@ class SampledRequest:
 
 
 class SampledRequests:
-    """Sampling state by request id."""
+    """Sampling state by request id.
 
-    def __init__(self) -> None:
+    Args:
+        seed: Decides what programs draw for requests without a seed.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
         self._requests: dict[str, SampledRequest] = {}
+        self._streams = RandomStreams(seed)
 
-    def add(self, request_id: str, params: Any, prompt: list[int], outputs: list[int]) -> None:
+    def add(
+        self, request_id: str, params: Any, prompt: list[int], outputs: list[int]
+    ) -> SampledRequest:
         """Start a request, or go on with a known one whose tokens were sent again."""
         known = self._requests.get(request_id)
         generator = known.generator if known else _new_generator(params)
-        self._requests[request_id] = SampledRequest(params, prompt, outputs, generator)
+        stream = known.random_stream if known else self._streams.stream(params.seed)
+        request = SampledRequest(params, prompt, outputs, generator, stream)
+        self._requests[request_id] = request
+        return request
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored, since an abort may arrive twice."""

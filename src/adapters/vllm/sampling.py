@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import (
+    BUILTIN_LOGITS_PROCESSORS,
     BatchUpdate,
     LogitsProcessors,
     MoveDirectionality,
@@ -52,6 +53,9 @@ class HostSampler:
             custom_logitsprocs=model_config.logits_processors or (),
         )
         self._rows: list[str] = []
+        built_in = tuple(BUILTIN_LOGITS_PROCESSORS)
+        self.has_custom_processors = any(type(p) not in built_in for p in self._processors.all)
+        """Whether users brought processors of their own, which may change any row."""
 
     def sample(self, request_ids: Sequence[str], logits: Tensor) -> SamplerOutput:
         """Choose one token for each row.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trnport.adapters.vllm.embeds import known_tokens, prompt_embeds, prompt_tokens
-from trnport.adapters.vllm.sampled import SampledRequests
+from trnport.adapters.vllm.sampled import GREEDY_BELOW, SampledRequests
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
@@ -40,7 +40,7 @@ def apply_schedule(batch: BatchState, sampled: SampledRequests, schedule: Schedu
 def core_sampling(params: Any) -> SamplingParams:
     """The part of vLLM's ``SamplingParams`` that the core knows."""
     return SamplingParams(
-        temperature=params.temperature,
+        temperature=0.0 if params.temperature < GREEDY_BELOW else params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         seed=params.seed,
@@ -68,6 +68,10 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
     # A resumed request can be sent in full again, with what it has generated. Its id is then
     # known, and its random stream must go on where it stopped.
     tokens = list(new.prefill_token_ids or prompt)
+    stream = 0
+    if params is not None:
+        state = sampled.add(new.req_id, params, known_tokens(new), tokens[len(prompt) :])
+        stream = state.random_stream
     batch.remove(new.req_id)
     batch.add(
         Request(
@@ -78,11 +82,10 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             num_computed_tokens=new.num_computed_tokens,
             prefill_until=prefill_until(params, len(prompt), embeds),
             prompt_embeds=embeds,
+            random_stream=stream,
         )
     )
     _replace_blocks(batch[new.req_id], new.block_ids)
-    if params is not None:
-        sampled.add(new.req_id, params, known_tokens(new), tokens[len(prompt) :])
 
 
 def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestData) -> None:
@@ -107,12 +110,13 @@ def _restore_tokens(request: Request, tokens: list[int] | None, num_output_token
 
     Args:
         request: Changed.
-        tokens: All tokens, sent for requests that sat out the last step; else None.
-        num_output_tokens: Output tokens the scheduler counts. Fewer than ours means that it
-            took some back.
+        tokens: All tokens it knows, sent for requests that sat out the last step; else None.
+        num_output_tokens: Output tokens the scheduler counts, with those of steps it has not
+            heard of yet. Fewer than ours means that it took some back.
     """
     if tokens is not None:
-        request.token_ids[:] = tokens
+        # Not the tail: a step that is under way for the scheduler may have been sampled here.
+        request.token_ids[: len(tokens)] = tokens
     del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,9 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from trnport import bootstrap
+from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.checkpoint import checkpoint_folder
+from trnport.adapters.vllm.device_thread import DeviceThread
 from trnport.adapters.vllm.features import features_of
 from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, groups_of, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 
     from trnport.core.ports import Collectives
 
@@ -58,6 +62,7 @@ class NeuronWorker(WorkerBase):
         self._executor: Any = None
         self._steps: StepRunner | None = None
         self._pooling: PoolingRunner | None = None
+        self._thread: DeviceThread | None = None
 
     # --- start-up ------------------------------------------------------------------------------
 
@@ -91,6 +96,7 @@ class NeuronWorker(WorkerBase):
             dtype=self.model_config.dtype,
             collectives=self._collectives(),
             has_lm_head=features_of(self.vllm_config).generates,
+            returns_logits=Capabilities.of(self.vllm_config).returns_logits,
         )
         logger.info("loading weights from %s", folder)
         self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
@@ -144,8 +150,10 @@ class NeuronWorker(WorkerBase):
         self._telemetry.allocated(kv_cache_config.num_blocks)
         if is_pooling(self.model_config):
             self._pooling = PoolingRunner(self.vllm_config, self._executor)
-        else:
-            self._steps = StepRunner(self.vllm_config, self._executor)
+            return
+        self._steps = StepRunner(self.vllm_config, self._executor)
+        if self.scheduler_config.async_scheduling:
+            self._thread = DeviceThread(self._execute, self._steps.sample, self._end_if_unheard)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Run every program once; afterwards no new one can appear."""
@@ -161,18 +169,22 @@ class NeuronWorker(WorkerBase):
     # --- steps ---------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Compute what was scheduled; None means that ``sample_tokens`` has to follow."""
-        if scheduler_output.kv_cache_block_copies:
-            copy_blocks(self._caches, scheduler_output.kv_cache_block_copies)
-        with self._telemetry.step(scheduler_output):
-            if self._pooling is not None:
-                return self._pooling.execute(scheduler_output)
-            computed = self._runner.execute(scheduler_output)
-        return None if computed else EMPTY_MODEL_RUNNER_OUTPUT
+        """Compute what was scheduled; None means that ``sample_tokens`` has to follow.
 
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        With asynchronous scheduling the step is only queued.
+        """
+        if self._pooling is not None:
+            with self._telemetry.step(scheduler_output):
+                return self._pooling.execute(scheduler_output)
+        execute = self._thread.execute if self._thread else self._execute
+        return None if execute(scheduler_output) else EMPTY_MODEL_RUNNER_OUTPUT
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Choose the next tokens of the step that ``execute_model`` computed."""
-        return self._runner.sample(grammar_output)
+        sample = self._thread.sample if self._thread else self._runner.sample
+        return sample(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """There is no speculative decoding, so there are no drafts."""
@@ -199,10 +211,28 @@ class NeuronWorker(WorkerBase):
         """A worker that answers is healthy."""
 
     def shutdown(self) -> None:
-        """Let go of model and caches."""
+        """Let go of model and caches, after the step under way."""
+        if self._thread:
+            self._thread.close()
+        self._thread = None
         self._telemetry.close()
         self._steps = self._pooling = self._executor = self._model = None
         self._caches = {}
+
+    def _execute(self, schedule: SchedulerOutput) -> bool:
+        if schedule.kv_cache_block_copies:
+            copy_blocks(self._caches, schedule.kv_cache_block_copies)
+        with self._telemetry.step(schedule):
+            return self._runner.execute(schedule)
+
+    def _end_if_unheard(self, error: Exception) -> None:
+        """End this process where vLLM would not learn of a failure.
+
+        It listens to one rank only. That rank would wait for this one in a collective for
+        ever, whereas the end of a process is noticed.
+        """
+        if not self.is_driver_worker:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def _runner(self) -> StepRunner:

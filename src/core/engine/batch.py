@@ -28,6 +28,7 @@ class Request:
         prefill_until: Tokens before this position are computed by prefill programs even when
             one comes alone, since those alone return hidden states and take embeddings.
         prompt_embeds: Embeddings in place of the prompt's first token ids.
+        random_stream: Decides what programs draw for the request.
     """
 
     request_id: str
@@ -39,6 +40,12 @@ class Request:
     further_block_ids: list[list[int]] = attrs.field(factory=list)
     prefill_until: int = 0
     prompt_embeds: PromptEmbeds | None = None
+    random_stream: int = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Known tokens behind the prompt."""
+        return len(self.token_ids) - self.num_prompt_tokens
 
     def blocks_of(self, group: int) -> list[int]:
         """KV blocks owned in one group of layers; none in one the request knows nothing of."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run steps: choose programs, call them, collect the logits to sample from."""
+"""Run steps: choose programs, call them, collect what there is to sample from."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -15,27 +15,14 @@ from trnport.core.engine.hidden import HeadProgram, HiddenRows, head_rows
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.observer import StepObserver
 from trnport.core.engine.programs import Programs
-from trnport.core.metadata import ModelOutput
+from trnport.core.engine.result import StepResult, row_of
+from trnport.core.engine.sampling_inputs import Masks, SamplingInputBuilder
+from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
 from trnport.core.ports.compiler import Compiler
 
 Progress = Callable[[int, int, str, float], None]
 """Called as (programs done, programs in all, name of the last one, seconds elapsed)."""
-
-
-@attrs.frozen(eq=False)
-class StepResult:
-    """Logits of the requests whose next token can be sampled.
-
-    Attributes:
-        request_ids: n ids, in the order of the batch.
-        logits: ``[n, vocab_size]``.
-        hidden_states: What prefill programs returned for requests that need it, by id.
-    """
-
-    request_ids: list[str]
-    logits: Tensor
-    hidden_states: dict[str, HiddenRows] = attrs.field(factory=dict)
 
 
 class StepExecutor:
@@ -46,19 +33,37 @@ class StepExecutor:
         model: CausalLM,
         compiler: Compiler,
         inputs: InputBuilder,
+        *,
+        sampling: SamplingInputBuilder | None = None,
         observer: StepObserver | None = None,
     ) -> None:
         self._model = model
         self._inputs = inputs
+        self._sampling = sampling
         self._programs = Programs(model, compiler, inputs.buckets, observer)
-        self._head = HeadProgram(model, compiler, head_rows(inputs.buckets))
+        self._head = HeadProgram(model, self._programs, head_rows(inputs.buckets))
 
     @property
     def program_names(self) -> list[str]:
         """Names of the programs that exist, in order of compilation."""
-        return [*self._programs.names, *([self._head.name] if self._head.is_compiled else [])]
+        return self._programs.names
 
-    def execute(self, batch: BatchState, scheduled: Mapping[str, int]) -> StepResult:
+    @property
+    def samples(self) -> bool:
+        """Whether programs return tokens."""
+        return self._sampling is not None
+
+    @property
+    def all_greedy(self) -> bool:
+        """Whether they take the largest logit whatever a request asks for."""
+        return self._sampling is not None and self._sampling.all_greedy
+
+    def execute(
+        self,
+        batch: BatchState,
+        scheduled: Mapping[str, int],
+        masks: Masks = MappingProxyType({}),
+    ) -> StepResult:
         """Compute new tokens of some requests and advance their computed counts.
 
         A step with prompts and generations in it runs one prefill program for each chunk
@@ -68,17 +73,18 @@ class StepExecutor:
         Args:
             batch: All requests.
             scheduled: Request id to number of new tokens.
+            masks: Allowed tokens of constrained requests, for programs that sample.
         """
         prefills, decodes = split_by_phase(batch, scheduled)
         hidden: dict[str, HiddenRows] = {}
-        rows = dict(self._prefill_rows(prefills, hidden))
-        rows.update(self._decode_rows(decodes))
+        rows = dict(self._prefill_rows(prefills, masks, hidden))
+        rows.update(self._decode_rows(decodes, masks))
         for work in (*prefills, *decodes):
             work.request.num_computed_tokens += work.num_tokens
         ids = [request.request_id for request in batch if request.request_id in rows]
         if not ids:
-            return StepResult([], torch.empty(0, self._model.vocab_size), hidden)
-        return StepResult(ids, torch.stack([rows[request_id] for request_id in ids]), hidden)
+            return StepResult([], torch.empty(0, self._model.vocab_size), None, hidden)
+        return StepResult.collect(ids, rows, hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab_size]`` of n rows of a step's ``hidden_states``."""
@@ -91,49 +97,55 @@ class StepExecutor:
         """
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
+        hidden: dict[str, HiddenRows] = {}
         with self._programs.warm_up():
             for done, (name, works) in enumerate(stand_ins):
                 if progress:
                     progress(done, len(stand_ins), name, time.monotonic() - started)
-                self._run_stand_in(works)
+                hidden = self._run_stand_in(works).hidden_states or hidden
+            if self._inputs.features.scores_prompts:
+                for rows in hidden.values():
+                    self.compute_logits(rows.rows[:1])
             if progress:
                 progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
 
-    def _run_stand_in(self, works: list[Work]) -> None:
-        batch = BatchState()
-        for work in works:
-            batch.add(work.request)
-        result = self.execute(batch, {work.request.request_id: work.num_tokens for work in works})
-        if self._inputs.features.scores_prompts and not self._head.is_compiled:
-            for hidden in result.hidden_states.values():
-                self.compute_logits(hidden.rows[:1])
-
     def _prefill_rows(
-        self, prefills: list[Work], hidden: dict[str, HiddenRows]
-    ) -> Iterator[tuple[str, Tensor]]:
+        self, prefills: list[Work], masks: Masks, hidden: dict[str, HiddenRows]
+    ) -> Iterator[tuple[str, ModelOutput]]:
         for work in prefills:
-            output = self._programs.run(self._inputs.prefill(work), [work])
+            output = self._run(self._inputs.prefill(work), [work], masks)
             if output.hidden_states is not None and work.needs_prefill:
                 hidden[work.request.request_id] = HiddenRows(
                     work.request.num_computed_tokens, output.hidden_states[: work.num_tokens]
                 )
             if work.reaches_end and self._inputs.features.generates:
-                yield work.request.request_id, self._logits(output)[0]
+                yield work.request.request_id, row_of(output, 0)
 
-    def _decode_rows(self, decodes: list[Work]) -> Iterator[tuple[str, Tensor]]:
+    def _decode_rows(self, decodes: list[Work], masks: Masks) -> Iterator[tuple[str, ModelOutput]]:
         if not decodes:
             return
         step = self._inputs.decode([work.request for work in decodes])
-        output = self._programs.run(step, decodes)
-        logits = self._logits(output)
+        output = self._run(step, decodes, masks)
         for row, work in enumerate(decodes):
             if work.reaches_end:
-                yield work.request.request_id, logits[row]
+                yield work.request.request_id, row_of(output, row)
 
-    def _logits(self, output: ModelOutput) -> Tensor:
-        if output.logits is None:
-            raise TypeError(f"{type(self._model).__name__} returned no logits")
-        return output.logits
+    def _run(self, step: StepInput, works: list[Work], masks: Masks) -> ModelOutput:
+        if self._sampling:
+            step = self._sampling.add(step, [work.request for work in works], masks)
+        output = self._programs.run(step, works)
+        if not self._inputs.features.generates:
+            return output
+        promised = "token ids" if self._sampling else "logits"
+        if (output.token_ids if self._sampling else output.logits) is None:
+            raise TypeError(f"{type(self._model).__name__} returned no {promised}")
+        return output
+
+    def _run_stand_in(self, works: list[Work]) -> StepResult:
+        batch = BatchState()
+        for work in works:
+            batch.add(work.request)
+        return self.execute(batch, {work.request.request_id: work.num_tokens for work in works})
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets

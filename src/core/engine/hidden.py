@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trnport.core.engine.buckets import Buckets
-from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.engine.programs import Programs
 
 MOST_HEAD_ROWS = 128
 """Rows of the LM-head program: one tile, and few enough for the logits of a large vocabulary."""
@@ -46,21 +46,11 @@ class _Head(Protocol):
 class HeadProgram:
     """Logits of any number of rows, through one program of a fixed number of rows."""
 
-    def __init__(self, model: _Head, compiler: Compiler, rows: int) -> None:
+    def __init__(self, model: _Head, programs: Programs, rows: int) -> None:
         self._model = model
-        self._compiler = compiler
+        self._programs = programs
         self._rows = rows
-        self._program: Program | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the program."""
-        return head_program_name(self._rows)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether it has been called."""
-        return self._program is not None
+        self._name = head_program_name(rows)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[n, hidden_size]`` to ``[n, vocab_size]``; every rank of the model has to call it."""
@@ -70,10 +60,5 @@ class HeadProgram:
     def _run(self, piece: Tensor) -> Tensor:
         padded = piece.new_zeros(self._rows, piece.shape[1])
         padded[: piece.shape[0]] = piece
-        with torch.inference_mode():
-            if self._program is None:
-                self._program = self._compiler.compile(
-                    self.name, self._model.compute_logits, (padded,)
-                )
-            logits: Tensor = self._program(padded)
+        logits: Tensor = self._programs.call(self._name, self._model.compute_logits, (padded,))
         return logits

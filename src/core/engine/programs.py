@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -67,35 +68,53 @@ class Programs:
                 and the signature.
         """
         started = time.perf_counter()
-        is_new = step.name not in self._programs
-        with torch.inference_mode():
-            kwargs = step.model_kwargs()
-            if is_new:
-                output = self._first_run(step.name, kwargs)
-            else:
-                output = self._programs[step.name](**kwargs)
-        seconds = time.perf_counter() - started
-        if is_new:
-            self._observer.compiled(step.name, seconds)
+        output: ModelOutput = self.call(step.name, self._model, kwargs=step.model_kwargs())
         if not self._warming_up:
+            seconds = time.perf_counter() - started
             rows = step.input_ids.shape[0]
             self._observer.executed(describe(step.name, works, rows, self._buckets), seconds)
         return output
 
-    def _first_run(self, name: str, kwargs: Mapping[str, Any]) -> ModelOutput:
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """Call the program of a function, which is compiled at its first call.
+
+        Raises:
+            CompilationError: As :meth:`run`.
+        """
+        with torch.inference_mode():
+            if name in self._programs:
+                return self._programs[name](*args, **kwargs)
+            started = time.perf_counter()
+            output = self._first_call(name, function, args, kwargs)
+        self._observer.compiled(name, time.perf_counter() - started)
+        return output
+
+    def _first_call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         # Together, since a compiler may put its work off until the first call.
         try:
-            program = self._compiler.compile(name, self._model, kwargs=kwargs)
-            output: ModelOutput = program(**kwargs)
+            program = self._compiler.compile(name, function, args, kwargs)
+            output = program(*args, **kwargs)
         except TrnportError:
             raise
         except Exception as error:
-            raise CompilationError(self._failure(name, kwargs, error)) from error
+            signature = signature_of(args, dict(kwargs))[:SIGNATURE_SHOWN]
+            raise CompilationError(self._failure(name, signature, error)) from error
         self._programs[name] = program
         return output
 
-    def _failure(self, name: str, kwargs: Mapping[str, Any], error: Exception) -> str:
-        signature = signature_of((), kwargs)[:SIGNATURE_SHOWN]
+    def _failure(self, name: str, signature: str, error: Exception) -> str:
         return (
             f"program {name!r} failed to compile or to run for the first time: "
             f"{type(error).__name__}: {error}; compiler: {type(self._compiler).__name__}, flags: "

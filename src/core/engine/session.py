@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import attrs
+import torch
 
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.blocks import BlockPool
 from trnport.core.engine.executor import StepExecutor
+from trnport.core.engine.result import StepResult
 from trnport.core.engine.sampling import Sampler, SamplingParams
+from trnport.core.engine.streams import RandomStreams
 from trnport.core.errors import RequestError
 
 
@@ -67,9 +70,25 @@ class _Job:
 class Session:
     """Serves requests on one executor."""
 
-    def __init__(self, executor: StepExecutor, limits: Limits) -> None:
+    def __init__(
+        self,
+        executor: StepExecutor,
+        limits: Limits,
+        defaults: SamplingParams = SamplingParams(temperature=0),  # noqa: B008  # frozen
+        seed: int | None = None,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            executor: Runs the steps.
+            limits: What the executor's caches and programs can hold.
+            defaults: Sampling of requests that bring none.
+            seed: Decides what programs draw for requests without a seed; None is a fresh one.
+        """
         self._executor = executor
         self._limits = limits
+        self._defaults = defaults
+        self._streams = RandomStreams(torch.Generator().seed() if seed is None else seed)
         self._sampler = Sampler()
         self._batch = BatchState()
         self._pool = BlockPool(limits.num_blocks)
@@ -98,7 +117,7 @@ class Session:
 
         Args:
             prompt: Token ids, at least one.
-            sampling: Greedy when None.
+            sampling: The session's defaults when None: greedy, unless set otherwise.
             max_tokens: Most tokens to generate.
             stop_ids: The request ends after generating one of these.
 
@@ -109,12 +128,19 @@ class Session:
             RequestError: The request can never be served; nothing else is affected.
         """
         self._validate(prompt, max_tokens)
+        sampling = sampling or self._defaults
+        if sampling.temperature > 0 and self._executor.all_greedy:
+            raise RequestError(
+                f"temperature={sampling.temperature:g}: this engine's programs are all greedy; "
+                "use 0, or open the session without all_greedy"
+            )
         self._count += 1
         request = Request(
             request_id=f"request-{self._count}",
             token_ids=list(prompt),
             num_prompt_tokens=len(prompt),
-            sampling=sampling or SamplingParams(temperature=0),
+            sampling=sampling,
+            random_stream=self._streams.stream(sampling.seed),
         )
         self._waiting.append(_Job(request, max_tokens, frozenset(stop_ids)))
         return request.request_id
@@ -135,7 +161,7 @@ class Session:
             return []
         result = self._executor.execute(self._batch, scheduled)
         requests = [self._batch[request_id] for request_id in result.request_ids]
-        tokens = self._sampler.sample(result.logits, requests)
+        tokens = self._tokens(result, requests)
         return [self._accept(r, t) for r, t in zip(requests, tokens, strict=True)]
 
     def generate(
@@ -202,6 +228,11 @@ class Session:
             job.request.block_ids = self._pool.take(needed)
             self._batch.add(job.request)
             self._running[job.request.request_id] = job
+
+    def _tokens(self, result: StepResult, requests: list[Request]) -> list[int]:
+        if result.token_ids is not None:
+            return [int(token) for token in result.token_ids]
+        return self._sampler.sample(result.require_logits(), requests)
 
     def _next_tokens(self, job: _Job) -> int:
         remaining = len(job.request.token_ids) - job.request.num_computed_tokens

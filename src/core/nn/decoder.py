@@ -25,7 +25,7 @@ from trnport.core.functional import (
     reduce_tokens,
 )
 from trnport.core.kv.spec import KVSpec, LayerSpec
-from trnport.core.metadata import AttentionMetadata, ModelOutput
+from trnport.core.metadata import AttentionMetadata, ModelOutput, SamplingInputs
 from trnport.core.nn.attention import OutputProjection, QKVProjection
 from trnport.core.nn.decoder_config import DecoderConfig
 from trnport.core.nn.decoder_weights import checkpoint_prefix, decoder_mapping
@@ -166,7 +166,7 @@ class DecoderModel(nn.Module):
         positions: Tensor,
         attn_metadata: dict[str, AttentionMetadata],
         sampling_positions: Tensor,
-        sampling_params: Tensor | None = None,
+        sampling_params: SamplingInputs | None = None,
         spec_decode_metadata: Any = None,
         logit_mask: Tensor | None = None,
         rank: Tensor | None = None,
@@ -174,7 +174,7 @@ class DecoderModel(nn.Module):
         is_token_ids: Tensor | None = None,
         return_hidden_states: bool = False,
     ) -> ModelOutput:
-        """Logits of the sampled rows; shapes in :class:`trnport.core.metadata.StepInput`."""
+        """Logits or tokens of some rows; shapes in :class:`trnport.core.metadata.StepInput`."""
         metadata = next(iter(attn_metadata.values()))
         h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
         h = merge_prompt_embeds(h, inputs_embeds, is_token_ids, self.tp, metadata)
@@ -182,10 +182,11 @@ class DecoderModel(nn.Module):
         for layer in self.layers:
             h = layer(h, rope, positions, attn_metadata[layer.name])
         h = gather_tokens(self.norm(h), self.tp, metadata)
-        logits = None
+        output = ModelOutput()
         if self.lm_head is not None:
-            logits = self.lm_head(h.index_select(0, sampling_positions))
-        return ModelOutput(logits=logits, hidden_states=h if return_hidden_states else None)
+            rows = h.index_select(0, sampling_positions)
+            output = self.lm_head.sample(rows, sampling_params, logit_mask)
+        return output._replace(hidden_states=h) if return_hidden_states else output
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits ``[n, vocab_size]`` of rows ``[n, hidden_size]`` behind the last norm."""

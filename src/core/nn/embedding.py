@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
+from trnport.core.metadata import ModelOutput, SamplingInputs
 from trnport.core.nn.parameter import parameter
+from trnport.core.nn.sampler import Sampler
 from trnport.core.parallel.sharding import padded_shard_size
 from trnport.core.weights import sharding_weight_loader_with_padding
 
@@ -43,7 +45,7 @@ class VocabDimShardedEmbedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Vocabulary-sharded projection to logits, gathered over the ranks."""
+    """Vocabulary-sharded projection to logits, and the sampling of tokens from them."""
 
     def __init__(
         self, hidden_size: int, vocab_size: int, ctx: ModelContext, dtype: torch.dtype
@@ -54,6 +56,7 @@ class LMHead(nn.Module):
         self.vocab_size = vocab_size
         self.tp = ctx.tp
         self.kernels = ctx.kernels
+        self.sampler = Sampler(vocab_size, columns, ctx)
         self.weight = parameter(
             hidden_size,
             columns,
@@ -64,6 +67,21 @@ class LMHead(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, hidden_size]`` to ``[n, vocab_size]``."""
+        """``[n, hidden_size]`` to ``[n, vocab_size]``, gathered over the ranks."""
         logits = self.kernels.linear(x, self.weight)
         return self.tp.all_gather(logits, dim=1)[:, : self.vocab_size]
+
+    def sample(
+        self,
+        x: Tensor,
+        sampling: SamplingInputs | None = None,
+        logit_mask: Tensor | None = None,
+    ) -> ModelOutput:
+        """What a model returns for the rows to sample: logits, tokens or both, as configured.
+
+        Args:
+            x: ``[B, hidden_size]``.
+            sampling: The model's argument ``sampling_params``.
+            logit_mask: The model's argument of that name.
+        """
+        return self.sampler(self.kernels.linear(x, self.weight), sampling, logit_mask)

@@ -38,7 +38,7 @@ def test_defaults(folder):
     assert config.cache_config.block_size == 32
     assert config.cache_config.enable_prefix_caching
     assert config.scheduler_config.enable_chunked_prefill
-    assert not config.scheduler_config.async_scheduling
+    assert config.scheduler_config.async_scheduling
 
 
 def test_explicit_settings_win(folder):

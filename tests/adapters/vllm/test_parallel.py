@@ -79,31 +79,39 @@ def clean_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
 
 
+ON_DEVICE = {"additional_config": {"neuron_config": {"on_device_sampling_config": {}}}}
+
+
 @pytest.fixture(scope="module")
 def models(tiny, tmp_path_factory):
-    """By name: a folder, the Transformers model it came from, seeded samples of one rank."""
+    """By name: a folder, and the Transformers model it came from."""
 
     @functools.cache
     def prepare(name):
-        folder, model = tiny
-        if name != "awkward":
-            folder = tmp_path_factory.mktemp(name)
-            model = save_llama(folder, name)
-            save_tokenizer(folder)
-        with open_llm(folder) as engine:
-            return folder, model, generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
+        if name == "awkward":
+            return tiny
+        folder = tmp_path_factory.mktemp(name)
+        model = save_llama(folder, name)
+        save_tokenizer(folder)
+        return folder, model
 
     return prepare
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tp"), [("awkward", 3), ("eight_heads", 4)])
-def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(models, tmp_path, name, tp):
-    folder, model, one_rank = models(name)
+@pytest.mark.parametrize(
+    ("name", "tp", "extra"),
+    [("awkward", 3, ON_DEVICE), ("eight_heads", 4, {})],
+    ids=["3-device", "4-host"],
+)
+def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(models, tmp_path, name, tp, extra):
+    folder, model = models(name)
+    with open_llm(folder, **extra) as engine:
+        one_rank = generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
     prompts = [prompt(n) for n in LENGTHS]
     again = [*prompts[1][:30], *prompt(9, seed=1)]
     arguments = [
-        str(folder), {**DEFAULTS, "tensor_parallel_size": tp}, prompts, again, SEEDED,
+        str(folder), {**DEFAULTS, **extra, "tensor_parallel_size": tp}, prompts, again, SEEDED,
         str(tmp_path / "answer.json"),
     ]  # fmt: skip
     script = tmp_path / "script.py"

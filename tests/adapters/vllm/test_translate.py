@@ -219,3 +219,42 @@ def test_a_preempted_request_has_the_new_blocks_of_every_group_alone(worker, res
     request = worker.batch["r"]
     expected = [[*blocks, late] for blocks, late in zip(resumed or ([], []), (6, 7), strict=True)]
     assert [request.blocks_of(group) for group in range(2)] == expected
+
+
+def test_a_token_of_a_step_under_way_outlives_the_schedulers_older_tokens(worker):
+    worker.step(added=[new()])
+    worker.generate(20)
+    worker.generate(21)
+    # The scheduler has seen 20 and counts a placeholder for the step that gave 21.
+    worker.step(changed=cached(computed=4, outputs=2, tokens=[5, 6, 7, 20]))
+    assert worker.batch["r"].token_ids == [5, 6, 7, 20, 21]
+    assert worker.sampled["r"].outputs == [20, 21]
+    # It has taken 21 back.
+    worker.step(changed=cached(computed=3, outputs=1, tokens=[5, 6, 7, 20]))
+    assert worker.batch["r"].token_ids == [5, 6, 7, 20]
+    assert worker.sampled["r"].outputs == [20]
+
+
+def test_a_request_sent_again_keeps_its_random_stream(worker):
+    worker.step(added=[new(), new("other")])
+    streams = [worker.batch[name].random_stream for name in ("r", "other")]
+    assert streams[0] != streams[1]
+    worker.step(added=[new(tokens=[5, 6, 7, 8])])
+    assert worker.batch["r"].random_stream == streams[0]
+
+
+def test_a_seed_decides_the_random_stream(worker):
+    seeded = [
+        new(name, params=SamplingParams(seed=seed))
+        for name, seed in zip("abc", (7, 7, 8), strict=True)
+    ]
+    worker.step(added=seeded)
+    streams = [worker.batch[name].random_stream for name in "abc"]
+    assert streams[0] == streams[1] != streams[2]
+
+
+def test_a_temperature_that_vllm_takes_for_greedy_is_zero(worker):
+    params = SamplingParams()
+    params.temperature = 1e-7  # the constructor lifts small ones, other ways in do not
+    worker.step(added=[new(params=params)])
+    assert worker.batch["r"].sampling.temperature == 0

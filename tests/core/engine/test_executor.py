@@ -12,6 +12,7 @@ from tests.harness import make_rig
 from tests.zoo import save_llama
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.fake import RecordingCompiler
+from trnport.core.engine.hidden import head_program_name, head_rows
 from trnport.core.errors import CompilationError, UnseenSignatureError
 
 BUCKETS = {
@@ -49,7 +50,8 @@ def names_of(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     save_llama(folder)
     buckets = make_rig(folder, neuron_config=BUCKETS).executor._inputs.buckets
     signatures = [*buckets.all_prefill_signatures(), *buckets.all_decode_signatures()]
-    return folder, [signature.name for signature in signatures]
+    names = [signature.name for signature in signatures]
+    return folder, [*names, head_program_name(head_rows(buckets))]
 
 
 @pytest.mark.parametrize("when", ["compile", "first call"])
@@ -64,7 +66,8 @@ def test_a_failed_compilation_names_program_flags_and_signature(
         message = str(caught.value)
         assert f"program '{victim}'" in message and "exit status 70" in message
         assert "BrokenCompiler, flags: --lnc=2 -O1;" in message
-        assert "block_table_tensor=int32[" in message.split("signature: ")[1]
+        expected = "block_table_tensor=int32[" if victim == names[0] else "float32[64,"
+        assert expected in message.split("signature: ")[1]
         assert isinstance(caught.value.__cause__, OSError)
 
 

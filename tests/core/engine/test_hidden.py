@@ -18,8 +18,10 @@ from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.fake import PoisoningKernels, RecordingCompiler
 from trnport.adapters.local import LocalWorld
 from trnport.adapters.torch_cpu import TorchCpuKernels
+from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.features import Features
 from trnport.core.engine.hidden import HeadProgram
+from trnport.core.engine.programs import Programs
 
 PROMPT = [(31 * i + 7) % 131 for i in range(37)]
 BUCKETS = {"num_batched_tokens_buckets": [3, 11, 64], "num_seqs_buckets": [1, 4]}
@@ -151,7 +153,8 @@ class _Double:
 def test_rows_of_any_number_go_through_one_shape(n: int) -> None:
     model = _Double()
     compiler = EagerCompiler()
-    head = HeadProgram(model, compiler, rows=4)
+    programs = Programs(model, compiler, Buckets((4,), (1,), (4,)))  # type: ignore[arg-type]
+    head = HeadProgram(model, programs, rows=4)
     head(torch.zeros(1, 2))
     compiler.seal()
     hidden = torch.arange(2.0 * n).reshape(n, 2)

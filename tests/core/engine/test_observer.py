@@ -36,7 +36,7 @@ def executor(observer: StepObserver, tp: int = 1) -> StepExecutor:
     )
     buckets = Buckets.from_config(config, max_model_len=LIMIT)
     inputs = InputBuilder(buckets, ("layer",), BLOCK, tp)
-    return StepExecutor(CountingModel(), EagerCompiler(), inputs, observer)  # type: ignore[arg-type]
+    return StepExecutor(CountingModel(), EagerCompiler(), inputs, observer=observer)  # type: ignore[arg-type]
 
 
 def request(name: str, tokens: int) -> Request:
