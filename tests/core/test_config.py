@@ -99,8 +99,8 @@ def test_explicit_values() -> None:
 def test_segments_repeat_the_buckets_of_a_published_configuration(buckets: list[int]) -> None:
     plain = {"num_batched_tokens_buckets": buckets}
     segments = {"kv_segment_size_buckets": buckets}
-    for given in (plain | segments, segments):
-        result = config(given, block_size=32)
+    for values in (plain | segments, segments):
+        result = config(values, block_size=32)
         assert result == attrs.evolve(config(plain), kv_segment_size_buckets=tuple(buckets))
 
 
