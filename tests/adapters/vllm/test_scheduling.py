@@ -171,7 +171,15 @@ def test_decode_first_gives_prompts_one_smallest_chunk(bench):
     assert list(b.step().items()) == [("first", 1), ("second", 1), ("short", 3)]
     b.add("tiny", 2)
     b.add("later", 2)
+    for i in range(50):
+        b.add(f"more-{i}", 2)
+    looked_at = b.scheduler.kv_cache_manager.get_computed_blocks
+    b.scheduler.kv_cache_manager.get_computed_blocks = lambda request, *rest: (
+        b.told.add(request.request_id) or looked_at(request, *rest)
+    )
     assert list(b.step().items()) == [("first", 1), ("second", 1), ("short", 1), ("tiny", 2)]
+    assert b.told == {"tiny"}, "the rest of the queue costs no time once the chunk is given"
+    assert not b.scheduler.deferred_waiting, "nobody counts as skipped in the metrics"
 
 
 def test_decode_first_lets_generations_pass_a_prompt_in_progress(bench):
