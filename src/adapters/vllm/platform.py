@@ -203,11 +203,13 @@ def _choose_shutdown_timeout(vllm_config: VllmConfig) -> None:
 def _check_model(vllm_config: VllmConfig) -> None:
     from trnport.adapters.vllm.features import features_of
     from trnport.adapters.vllm.refusals import check_supported
+    from trnport.adapters.vllm.scheduling import choose_scheduler
     from trnport.adapters.vllm.settings import neuron_config_of
     from trnport.bootstrap import build_model, planned_collectives
 
     check_supported(vllm_config)
     neuron_config = neuron_config_of(vllm_config)
+    choose_scheduler(vllm_config, neuron_config.schedule_policy)
     model_config = vllm_config.model_config
     # On the meta device this costs milliseconds and finds what the architecture refuses here,
     # in the user's process, instead of in a worker's log.
