@@ -84,20 +84,24 @@ class StepExecutor:
         """
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
+        scores = self._inputs.features.scores_prompts
+        total = len(stand_ins) + scores
+        hidden: dict[str, HiddenRows] = {}
         for done, (name, works) in enumerate(stand_ins):
             if progress:
-                progress(done, len(stand_ins), name, time.monotonic() - started)
+                progress(done, total, name, time.monotonic() - started)
             batch = BatchState()
             for work in works:
                 batch.add(work.request)
-            result = self.execute(
-                batch, {work.request.request_id: work.num_tokens for work in works}
-            )
-            if self._inputs.features.scores_prompts and not self._head.is_compiled:
-                for hidden in result.hidden_states.values():
-                    self.compute_logits(hidden.rows[:1])
+            scheduled = {work.request.request_id: work.num_tokens for work in works}
+            hidden = self.execute(batch, scheduled).hidden_states or hidden
+        if scores:
+            if progress:
+                progress(len(stand_ins), total, self._head.name, time.monotonic() - started)
+            (some,) = hidden.values()
+            self.compute_logits(some.rows[:1])
         if progress:
-            progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
+            progress(total, total, "ready", time.monotonic() - started)
         self._compiler.seal()
 
     def _prefill_rows(
