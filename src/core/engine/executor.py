@@ -97,17 +97,23 @@ class StepExecutor:
         """
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
+        scores = self._inputs.features.scores_prompts
+        total = len(stand_ins) + scores
         hidden: dict[str, HiddenRows] = {}
+
+        def report(done: int, name: str) -> None:
+            if progress:
+                progress(done, total, name, time.monotonic() - started)
+
         with self._programs.warm_up():
             for done, (name, works) in enumerate(stand_ins):
-                if progress:
-                    progress(done, len(stand_ins), name, time.monotonic() - started)
+                report(done, name)
                 hidden = self._run_stand_in(works).hidden_states or hidden
-            if self._inputs.features.scores_prompts:
-                for rows in hidden.values():
-                    self.compute_logits(rows.rows[:1])
-            if progress:
-                progress(len(stand_ins), len(stand_ins), "ready", time.monotonic() - started)
+            if scores:
+                report(len(stand_ins), self._head.name)
+                (some,) = hidden.values()
+                self.compute_logits(some.rows[:1])
+            report(total, "ready")
 
     def _prefill_rows(
         self, prefills: list[Work], masks: Masks, hidden: dict[str, HiddenRows]

@@ -50,7 +50,7 @@ class HeadProgram:
         self._model = model
         self._programs = programs
         self._rows = rows
-        self._name = head_program_name(rows)
+        self.name = head_program_name(rows)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[n, hidden_size]`` to ``[n, vocab_size]``; every rank of the model has to call it."""
@@ -60,5 +60,5 @@ class HeadProgram:
     def _run(self, piece: Tensor) -> Tensor:
         padded = piece.new_zeros(self._rows, piece.shape[1])
         padded[: piece.shape[0]] = piece
-        logits: Tensor = self._programs.call(self._name, self._model.compute_logits, (padded,))
+        logits: Tensor = self._programs.call(self.name, self._model.compute_logits, (padded,))
         return logits
