@@ -79,7 +79,11 @@ def clean_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
 
 
-ON_DEVICE = {"additional_config": {"neuron_config": {"on_device_sampling_config": {}}}}
+ON_DEVICE = {
+    "additional_config": {
+        "neuron_config": {"on_device_sampling_config": {}, "enable_structured_outputs": True}
+    }
+}
 
 
 @pytest.fixture(scope="module")
