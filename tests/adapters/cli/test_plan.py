@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.harness import make_rig
 from tests.zoo import save_llama
+from tests.zoo_windows import save_window_model
 from trnport import bootstrap
 from trnport.adapters.cli import main
 from trnport.adapters.cli.parser import SERVER_MEMORY_UTILIZATION, build_parser
@@ -114,6 +115,18 @@ def test_sizes_are_those_of_every_loaded_rank(
         assert sum(t.numel() * t.element_size() for t in caches) == (
             10 * planned.capacity.bytes_per_block
         )
+
+
+def test_layers_of_different_windows_share_blocks(tmp_path: Path) -> None:
+    save_window_model(tmp_path, "qwen3", "mixed_w7")  # sliding, full, sliding
+    planned = plan(tmp_path)
+    assert planned.capacity.bytes_per_block == 4 * planned.spec.layers[0].bytes_per_token()
+    rig = make_rig(tmp_path, by_window=True, num_blocks=10)
+    caches = {t.data_ptr(): t for pair in rig.caches.values() for t in pair}
+    assert sum(t.nbytes for t in caches.values()) == 10 * planned.capacity.bytes_per_block
+    # 64 tokens: 16 blocks of the full layer; twice a window of 7 and a chunk of up to 64.
+    assert planned.capacity.blocks_for(64) == 16 + 2 * 17
+    assert re.search(r"groups of layers +3 ", render_plan(planned))
 
 
 def test_the_checkpoint_is_measured_from_its_headers(folders: dict[str, Path]) -> None:
