@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trnport.adapters.vllm.sampled import GREEDY_BELOW, SampledRequests
+from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.sampling import SamplingParams
 from trnport.core.errors import RequestError
@@ -39,7 +39,7 @@ def apply_schedule(batch: BatchState, sampled: SampledRequests, schedule: Schedu
 def core_sampling(params: Any) -> SamplingParams:
     """The part of vLLM's ``SamplingParams`` that the core knows."""
     return SamplingParams(
-        temperature=0.0 if params.temperature < GREEDY_BELOW else params.temperature,
+        temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         seed=params.seed,

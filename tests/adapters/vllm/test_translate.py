@@ -206,8 +206,3 @@ def test_a_seed_decides_the_random_stream(worker):
     worker.step(added=seeded)
     streams = [worker.batch[name].random_stream for name in "abc"]
     assert streams[0] == streams[1] != streams[2]
-
-
-def test_a_temperature_that_vllm_takes_for_greedy_is_zero(worker):
-    worker.step(added=[new(params=SamplingParams(temperature=1e-7))])
-    assert worker.batch["r"].sampling.temperature == 0
