@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trnport.adapters.vllm.embeds import known_tokens, prompt_embeds, prompt_tokens
-from trnport.adapters.vllm.sampled import GREEDY_BELOW, SampledRequests
+from trnport.adapters.vllm.sampled import SampledRequests
 from trnport.core.engine.batch import BatchState, Request
 from trnport.core.engine.embeds import PromptEmbeds
 from trnport.core.engine.sampling import SamplingParams
@@ -40,7 +40,7 @@ def apply_schedule(batch: BatchState, sampled: SampledRequests, schedule: Schedu
 def core_sampling(params: Any) -> SamplingParams:
     """The part of vLLM's ``SamplingParams`` that the core knows."""
     return SamplingParams(
-        temperature=0.0 if params.temperature < GREEDY_BELOW else params.temperature,
+        temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         seed=params.seed,

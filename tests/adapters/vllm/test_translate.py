@@ -251,10 +251,3 @@ def test_a_seed_decides_the_random_stream(worker):
     worker.step(added=seeded)
     streams = [worker.batch[name].random_stream for name in "abc"]
     assert streams[0] == streams[1] != streams[2]
-
-
-def test_a_temperature_that_vllm_takes_for_greedy_is_zero(worker):
-    params = SamplingParams()
-    params.temperature = 1e-7  # the constructor lifts small ones, other ways in do not
-    worker.step(added=[new(params=params)])
-    assert worker.batch["r"].sampling.temperature == 0
