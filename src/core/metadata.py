@@ -52,12 +52,12 @@ class SamplingInputs(NamedTuple):
     """How a program samples each row.
 
     Attributes:
-        params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, temperature, where 0
+        sampler_params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, temperature, where 0
             is greedy. Padding 1, 1, 0.
         random_keys: ``[B]`` int64, the key of each row's noise. Padding 0.
     """
 
-    params: Tensor
+    sampler_params: Tensor
     random_keys: Tensor
 
 

@@ -31,6 +31,9 @@ SERVER_SEQS_PER_RANK = 128
 SERVER_TOKENS_PER_RANK = 2048
 """``vllm serve``'s default of max_num_batched_tokens on a CPU platform, for each rank."""
 
+STEPS_IN_FLIGHT = 2
+"""Steps scheduled and not yet reported, with asynchronous scheduling, which is the default."""
+
 
 @attrs.frozen
 class Limits:
@@ -165,7 +168,7 @@ def make_plan(
             block_size=block_size,
             budget_bytes=budget,
             groups=KVGroups.by_window(spec),
-            tokens_in_flight=limits.max_num_batched_tokens,
+            tokens_in_flight=STEPS_IN_FLIGHT * limits.max_num_batched_tokens,
         ),
         buckets=buckets,
         programs=program_names(buckets, settings),

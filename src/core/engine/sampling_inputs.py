@@ -70,7 +70,7 @@ class SamplingInputBuilder:
         params = [self._triple(request) for request in requests] + [_PADDING] * padding
         keys = [random_key(r.random_stream, r.num_generated) for r in requests] + [0] * padding
         return SamplingInputs(
-            params=torch.tensor(params, dtype=torch.float32).to(self.device),
+            sampler_params=torch.tensor(params, dtype=torch.float32).to(self.device),
             random_keys=torch.tensor(keys, dtype=torch.int64).to(self.device),
         )
 

@@ -59,7 +59,7 @@ def sample(
     Returns:
         ``[B]`` int64, equal on all ranks.
     """
-    top_k, top_p, temperature = inputs.params.unbind(-1)
+    top_k, top_p, temperature = inputs.sampler_params.unbind(-1)
     greedy = (temperature == 0)[:, None]
     keys = ordered(logits)
     allowed = logits > -torch.inf

@@ -285,10 +285,11 @@ def test_random_traffic_ends_under_every_policy(bench, policy, blocks, depth):
 def test_the_policy_chooses_the_scheduler(config_of):
     config = config_of("decode_first", max_num_seqs=3)  # nobody else's, so as the platform left it
     scheduler = config.scheduler_config
+    assert scheduler.get_scheduler_cls() is PolicyAsyncScheduler
+    scheduler.async_scheduling = False
+    choose_scheduler(config, "decode_first")
     assert scheduler.get_scheduler_cls() is PolicyScheduler
     scheduler.async_scheduling = True
-    choose_scheduler(config, "decode_first")
-    assert scheduler.get_scheduler_cls() is PolicyAsyncScheduler
     choose_scheduler(config, "mixed")
     assert scheduler.get_scheduler_cls() is AsyncScheduler
     scheduler.async_scheduling = False
