@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small objects kernels hold: configuration objects, instruction handles and registers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NoReturn
+
+from trnport.adapters.nki.simulator.rules import Rule, add, violation
+
+add(
+    Rule(
+        "NKI-REGISTER-VALUE",
+        "A register's value is unknown while the kernel is built: no int(), if, while or range().",
+        "nki.isa.VirtualRegister",
+    ),
+    Rule(
+        "NKI-REGISTER-FROZEN",
+        "A loop's induction register may be read, not written.",
+        "nki.language.fori_loop",
+    ),
+    Rule(
+        "NKI-REGISTER-EMPTY",
+        "A register must hold a value before it is read.",
+        "nki.isa.register_alloc",
+    ),
+)
+
+
+class NKIObject:
+    """Base of configuration objects in kernels.
+
+    A plain subclass takes its annotated fields as keyword arguments (and any others); defaults come
+    from the class, and `__post_init__` runs if there is one. Dataclasses keep their own constructor.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        names = [
+            name
+            for base in reversed(type(self).__mro__)
+            for name in base.__dict__.get("__annotations__", {})
+        ]
+        values = dict(zip(names, args, strict=False)) | kwargs
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        after = getattr(self, "__post_init__", None)
+        if after is not None and not dataclasses.is_dataclass(self):
+            after()
+
+
+class NkiInstruction:
+    """Handle of an issued instruction. Program order already satisfies every dependency here."""
+
+    __slots__ = ("depth", "name")
+
+    def __init__(self, name: str, depth: int = 0) -> None:
+        self.name = name
+        self.depth = depth
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Add scheduling edges; returns self.
+
+        Raises:
+            TypeError: A producer is not an instruction.
+        """
+        for producer in producers:
+            if not isinstance(producer, NkiInstruction):
+                raise TypeError(f"depends_on takes instruction handles, got {producer!r}")
+        return self
+
+    def __repr__(self) -> str:
+        return f"<NkiInstruction {self.name}>"
+
+
+class VirtualRegister:
+    """A 32-bit register whose value only instructions may use."""
+
+    __slots__ = ("_value", "frozen")
+
+    def __init__(self, state: int | None = None, frozen: bool = False) -> None:
+        self._value = state
+        self.frozen = frozen
+
+    def peek(self, instruction: str) -> int:
+        """Return the value for an instruction that reads the register.
+
+        Raises:
+            RuleViolationError: Nothing was loaded yet.
+        """
+        if self._value is None:
+            violation("NKI-REGISTER-EMPTY", instruction, "register", "empty", "a loaded register")
+        assert self._value is not None
+        return self._value
+
+    def poke(self, value: int, instruction: str) -> None:
+        """Set the value, wrapped to 32 bits.
+
+        Raises:
+            RuleViolationError: The register belongs to a loop.
+        """
+        if self.frozen:
+            violation("NKI-REGISTER-FROZEN", instruction, "dst", "a loop register", "another one")
+        self._value = (value + 2**31) % 2**32 - 2**31
+
+    def _refuse(self, use: str) -> NoReturn:
+        raise TypeError(
+            f"VirtualRegister: {use} needs a value at build time. Use nl.fori_loop or "
+            "nl.while_loop, or pass the register as scalar_offset. [NKI-REGISTER-VALUE]"
+        )
+
+    def __int__(self) -> int:
+        self._refuse("int()")
+
+    def __index__(self) -> int:
+        self._refuse("an index or range()")
+
+    def __bool__(self) -> bool:
+        self._refuse("if or while")
+
+    def __float__(self) -> float:
+        self._refuse("float()")
