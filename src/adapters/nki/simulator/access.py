@@ -107,6 +107,12 @@ def write(t: NkiTensor, values: Any, instruction: str = "write") -> None:
     t.array()[...] = values
 
 
+def write_where(t: NkiTensor, values: Array, where: Array, instruction: str) -> None:
+    """Write only the elements that `where` selects; `t` is static, all shapes are `t.shape`."""
+    mark(t, instruction, where=where)
+    np.copyto(t.array(), cast(values, t.dtype, t.storage.precise), where=where)
+
+
 def operand(x: Any, t: NkiTensor, instruction: str = "read") -> npt.NDArray[np.float32]:
     """Return a scalar or a per-partition tile as float32 that broadcasts against `t`.
 
@@ -127,19 +133,26 @@ def operand(x: Any, t: NkiTensor, instruction: str = "read") -> npt.NDArray[np.f
     return np.asarray(x, np.float32)
 
 
-def mark(t: NkiTensor, instruction: str = "write", *, matmul: bool = False) -> None:
+def mark(
+    t: NkiTensor,
+    instruction: str = "write",
+    *,
+    matmul: bool = False,
+    where: Array | None = None,
+) -> None:
     """Note that a static view is being written.
 
     Args:
         t: The view.
         instruction: Named in messages.
         matmul: Whether a matmul writes.
+        where: Which elements are written; None for all.
     """
     storage = t.storage
     if 0 in t.strides and _repeats(t):
         violation("NKI-WRITE-BROADCAST", instruction, "dst", t, "each element once")
     if storage.mask is not None:
-        _mark_written(t, storage)
+        _mark_written(t, storage, where)
     if storage.matmul is not None:
         _writers(t)[...] = 1 if matmul else 2
     if storage.aliases:
@@ -292,7 +305,11 @@ def _repeats(t: NkiTensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(t.strides, t.shape, strict=True))
 
 
-def _mark_written(t: NkiTensor, storage: Storage) -> None:
+def _mark_written(t: NkiTensor, storage: Storage, where: Array | None) -> None:
+    if where is not None:
+        words = _words(t, storage.partial_mask())
+        words[where] = np.iinfo(words.dtype).max
+        return
     if t.array().size * t.array().itemsize == storage.raw.size:
         storage.mask = None  # one write covers everything
         return
