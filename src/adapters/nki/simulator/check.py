@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trnport.adapters.nki.simulator import machine
-from trnport.adapters.nki.simulator.memory import PSUM, MemoryRegion
+from trnport.adapters.nki.simulator.memory import PSUM, MemoryRegion, legal_start
 from trnport.adapters.nki.simulator.rules import violation
 from trnport.adapters.nki.simulator.targets import PARTITIONS
 from trnport.adapters.nki.simulator.tensor import NkiTensor
@@ -49,8 +49,8 @@ def require_tile(instruction: str, name: str, t: NkiTensor, *allowed: MemoryRegi
     count = t.shape[0]
     if count > PARTITIONS:
         violation("NKI-PARTITIONS", instruction, name, count, f"<= {PARTITIONS}")
-    start = t.start_partition
-    if start and not (start % 32 == 0 and (count <= 32 or (count <= 64 and start == 64))):
+    start = t.start_partition if t.offset or t.storage.partition else 0
+    if start and not legal_start(start, count):
         violation(
             "NKI-START-PARTITION",
             instruction,

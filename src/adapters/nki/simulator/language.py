@@ -1,57 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nki.language`: names, creation of tensors, loops, and the few helpers kernels need."""
+"""`nki.language`: dtype and operator names, tensors, loops, and the few helpers kernels need."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from trnport.adapters.nki.simulator import machine, memory, ops
-from trnport.adapters.nki.simulator.dtypes import NAMES, dtype_name
+from trnport.adapters.nki.simulator import creation, loops, machine, ops
+from trnport.adapters.nki.simulator.creation import broadcast_to as broadcast_to
+from trnport.adapters.nki.simulator.creation import empty_like as empty_like
+from trnport.adapters.nki.simulator.creation import expand_dims as expand_dims
+from trnport.adapters.nki.simulator.creation import full as full
+from trnport.adapters.nki.simulator.creation import load as load
+from trnport.adapters.nki.simulator.creation import load_transpose2d as load_transpose2d
+from trnport.adapters.nki.simulator.creation import matmul as matmul
+from trnport.adapters.nki.simulator.creation import ndarray as ndarray
+from trnport.adapters.nki.simulator.creation import ones as ones
+from trnport.adapters.nki.simulator.creation import shared_constant as shared_constant
+from trnport.adapters.nki.simulator.creation import (
+    shared_identity_matrix as shared_identity_matrix,
+)
+from trnport.adapters.nki.simulator.creation import store as store
+from trnport.adapters.nki.simulator.creation import transpose as transpose
+from trnport.adapters.nki.simulator.creation import zeros as zeros
+from trnport.adapters.nki.simulator.creation import zeros_like as zeros_like
+from trnport.adapters.nki.simulator.dtypes import NAMES
 from trnport.adapters.nki.simulator.handles import NKIObject as NKIObject
-from trnport.adapters.nki.simulator.memory import HBM, PSUM, SBUF, SHARED_HBM
+from trnport.adapters.nki.simulator.loops import dynamic_range as dynamic_range
+from trnport.adapters.nki.simulator.loops import fori_loop as fori_loop
+from trnport.adapters.nki.simulator.loops import no_reorder as no_reorder
+from trnport.adapters.nki.simulator.loops import while_loop as while_loop
+from trnport.adapters.nki.simulator.memory import HBM, ON_CHIP, PSUM, SBUF, SHARED_HBM
 from trnport.adapters.nki.simulator.memory import MemoryRegion as MemoryRegion
 from trnport.adapters.nki.simulator.rules import violation
 from trnport.adapters.nki.simulator.tensor import NkiTensor as NkiTensor
+from trnport.adapters.nki.simulator.tile_size import tile_size as tile_size
 from trnport.adapters.nki.simulator.views import DynamicSlice
 
 sbuf, psum, hbm, private_hbm, shared_hbm = SBUF, PSUM, HBM, HBM, SHARED_HBM
+affine_range = sequential_range = static_range = loops.affine_range
 bool_ = "bool"
 globals().update({name: name for name in NAMES if name != "bool"})
 globals().update(
     {name: ops.Op(name) for name in (*ops.BINARY, *ops.UNARY, *ops.REDUCTIONS, *ops.OTHERS)}
 )
-
-
-def ndarray(
-    shape: Any, dtype: Any, buffer: Any = SBUF, name: str = "", address: Any = None
-) -> NkiTensor:
-    """Allocate an uninitialized tensor.
-
-    Args:
-        shape: Positive sizes; on chip the first is the partition dimension.
-        dtype: NKI dtype.
-        buffer: `nl.sbuf`, `nl.psum`, `nl.hbm` or `nl.shared_hbm`.
-        name: For messages.
-        address: (partition, byte offset) on chip; None lets the allocator choose.
-    """
-    sizes = tuple([int(size) for size in shape])
-    kind = dtype_name(dtype)
-    region = MemoryRegion(buffer) if isinstance(buffer, str) else buffer
-    storage = memory.allocate(sizes, kind, region, name, address)
-    return NkiTensor(sizes, kind, storage, region, name)
+copy = ops.Op("copy", creation.copy)  # the activation's name, and a function
 
 
 def ds(start: int, size: int) -> DynamicSlice:
     """Return the slice of `size` elements from `start`."""
     return DynamicSlice(start, size)
-
-
-def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Alias of `range` (deprecated in NKI)."""
-    return range(start) if stop is None else range(start, stop, step)
-
-
-sequential_range = static_range = affine_range
 
 
 def program_id(axis: int = 0) -> int:
@@ -60,7 +58,7 @@ def program_id(axis: int = 0) -> int:
     return machine.current().index
 
 
-def num_programs(axes: int = 0) -> int:
+def num_programs(axes: Any = 0) -> int:
     """Return the number of cores in the launch."""
     _axis("num_programs", axes)
     return machine.current().lnc
@@ -72,5 +70,41 @@ def program_ndim() -> int:
 
 
 def _axis(function: str, axis: Any) -> None:
-    if axis not in {0, None}:
+    if axis not in {0, None, (), (0,)}:
         violation("NKI-PARAMETER", f"nl.{function}", "axis", axis, "0: the grid has one axis")
+
+
+def _buffer(x: Any) -> Any:
+    return getattr(x, "buffer", x)
+
+
+def is_hbm(buffer: Any) -> bool:
+    """Tell whether a buffer, or a tensor's buffer, is HBM."""
+    return any(_buffer(buffer) == region for region in (HBM, SHARED_HBM))
+
+
+def is_sbuf(buffer: Any) -> bool:
+    """Tell whether a buffer, or a tensor's buffer, is SBUF."""
+    return bool(_buffer(buffer) == SBUF)
+
+
+def is_psum(buffer: Any) -> bool:
+    """Tell whether a buffer, or a tensor's buffer, is PSUM."""
+    return bool(_buffer(buffer) == PSUM)
+
+
+def is_on_chip(buffer: Any) -> bool:
+    """Tell whether a buffer, or a tensor's buffer, is SBUF or PSUM."""
+    return any(_buffer(buffer) == region for region in ON_CHIP)
+
+
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """Print a tensor at once."""
+    sys.stdout.write(creation.printed(print_prefix, tensor))
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"nki.language.{name} does not exist in NKI 0.6 or is not simulated: "
+        "write it with nki.isa instructions"
+    )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from enum import Enum
 
 import numpy as np
@@ -35,6 +36,11 @@ add(
         "NKI-ADDRESS",
         "An address is (partition, byte offset) of on-chip memory.",
         "nki.language.ndarray: address",
+    ),
+    Rule(
+        "NKI-SHARED-ORDER",
+        "Both cores allocate the same tensors in shared HBM in the same order.",
+        "nki.language.shared_hbm",
     ),
     Rule(
         "NKI-RANK",
@@ -81,7 +87,8 @@ class Storage:
         row: Elements per partition (on-chip), or of the last dimensions after the first (HBM).
         partition: First partition (on-chip).
         address: Byte offset in the partition, None when allocated automatically.
-        aliases: Live storages at overlapping addresses.
+        aliases: Weak references to storages at overlapping addresses.
+        holders: Those of them whose values would be lost by the next write here.
     """
 
     __slots__ = (
@@ -90,6 +97,7 @@ class Storage:
         "aliases",
         "buffer",
         "dtype",
+        "holders",
         "ledger",
         "mask",
         "matmul",
@@ -120,7 +128,8 @@ class Storage:
         self.row_bytes = self.row * itemsize(dtype)
         self.partition = 0
         self.address: int | None = None
-        self.aliases: list[Storage] = []
+        self.aliases: list[weakref.ref[Storage]] = []
+        self.holders: list[weakref.ref[Storage]] = []
         self.ledger: Ledger | None = None
         self.matmul: Array | None = None
         self.mask: Array | None = None
@@ -158,6 +167,48 @@ class Storage:
         assert self.mask is not None
         return self.mask
 
+    def clobber(self) -> None:
+        """Note that a write here destroys what overlapping storages hold."""
+        if self.holders:
+            for other in self.holders:
+                storage = other()
+                if storage is not None:
+                    storage.lose(self)
+            self.holders = []
+        for other in self.aliases:
+            storage = other()
+            if storage is not None and all(ref() is not self for ref in storage.holders):
+                storage.holders.append(weakref.ref(self))
+
+    def lose(self, other: Storage) -> None:
+        """Forget the values at addresses that `other` covers too."""
+        if self.mask is NOTHING:
+            return
+        if self.mask is None:
+            self.mask = np.full(self.raw.size, 255, np.uint8)
+        assert self.address is not None and other.address is not None
+        rows = slice(
+            max(other.partition - self.partition, 0),
+            other.partition + other.shape[0] - self.partition,
+        )
+        first = max(other.address - self.address, 0)
+        last = min(other.address + other.row_bytes - self.address, self.row_bytes)
+        scale = self.raw.size // (self.shape[0] * self.row_bytes)  # precise mode stores more bytes
+        columns = slice(first * scale, last * scale)
+        self.mask.reshape(self.shape[0], -1)[rows, columns] = 0
+        if self.matmul is not None:
+            self.matmul.reshape(self.shape[0], -1)[rows, columns] = 0
+
+    def overlaps(self, other: Storage) -> bool:
+        """Tell whether two storages at explicit addresses share memory."""
+        assert self.address is not None and other.address is not None
+        return (
+            self.partition < other.partition + other.shape[0]
+            and other.partition < self.partition + self.shape[0]
+            and self.address < other.address + other.row_bytes
+            and other.address < self.address + self.row_bytes
+        )
+
     def __del__(self) -> None:
         ledger = getattr(self, "ledger", None)
         if ledger is not None:
@@ -168,13 +219,15 @@ class Ledger:
     """Use of one core's SBUF and PSUM.
 
     A tensor is live as long as a Python name refers to it. Automatic tensors add up; explicit ones
-    count by the bytes they cover.
+    count by the bytes they cover. Explicit tensors may overlap: writing one makes the values of the
+    other unwritten, so that only a real conflict is reported.
     """
 
     def __init__(self, target: Target, counters: Counters) -> None:
         self.target = target
         self.counters = counters
         self.automatic = {SBUF: 0, PSUM: 0}
+        self.explicit: dict[MemoryRegion, list[weakref.ref[Storage]]] = {SBUF: [], PSUM: []}
 
     def allocate(self, storage: Storage) -> None:
         """Account for an on-chip storage.
@@ -183,26 +236,64 @@ class Ledger:
             RuleViolationError: It does not fit.
         """
         buffer = storage.buffer
-        used = self.automatic[buffer] + storage.row_bytes
-        capacity = self.target.sbuf_bytes if buffer is SBUF else self.target.psum_bytes
-        if used > capacity:
+        if storage.address is None:
+            used = self.automatic[buffer] + storage.row_bytes
+        else:
+            used = self.automatic[buffer]
+            self._link(storage)
+        if self.explicit[buffer]:
+            used += self._covered(buffer)
+        if used > self.capacity(buffer):
             violation(
                 "NKI-SBUF-CAPACITY" if buffer is SBUF else "NKI-PSUM-CAPACITY",
                 "nl.ndarray",
                 f"{buffer.value} in use with {storage.name or storage.shape}",
                 f"{used} bytes per partition",
-                f"{capacity} on {self.target.name}",
+                f"{self.capacity(buffer)} on {self.target.name}",
             )
-        self.automatic[buffer] = used
-        storage.ledger = self
+        if storage.address is None:
+            self.automatic[buffer] += storage.row_bytes
+            storage.ledger = self
         if buffer is SBUF:
             self.counters.sbuf_peak = max(self.counters.sbuf_peak, used)
         else:
             self.counters.psum_peak = max(self.counters.psum_peak, used)
 
+    def capacity(self, buffer: MemoryRegion) -> int:
+        """Bytes per partition of SBUF or PSUM."""
+        return self.target.sbuf_bytes if buffer is SBUF else self.target.psum_bytes
+
     def release(self, storage: Storage) -> None:
-        """Forget a storage that nobody refers to any more."""
+        """Forget an automatic storage that nobody refers to any more."""
         self.automatic[storage.buffer] -= storage.row_bytes
+
+    def _link(self, storage: Storage) -> None:
+        alive = []
+        for reference in self.explicit[storage.buffer]:
+            other = reference()
+            if other is None:
+                continue
+            alive.append(reference)
+            if other.overlaps(storage):
+                other.aliases.append(weakref.ref(storage))
+                storage.aliases.append(reference)
+                if other.mask is not NOTHING:
+                    storage.holders.append(reference)
+        alive.append(weakref.ref(storage))
+        self.explicit[storage.buffer] = alive
+
+    def _covered(self, buffer: MemoryRegion) -> int:
+        """Bytes per partition under live explicit tensors, overlaps counted once."""
+        covered = end = 0
+        spans = [
+            (storage.address or 0, storage.row_bytes)
+            for storage in (reference() for reference in self.explicit[buffer])
+            if storage is not None
+        ]
+        for start, size in sorted(spans):
+            covered += max(0, start + size - max(start, end))
+            end = max(end, start + size)
+        return covered
 
 
 def allocate(
@@ -232,9 +323,69 @@ def allocate(
             violation("NKI-RANK", "nl.ndarray", "shape", shape, "two dimensions or more on chip")
         if shape[0] > PARTITIONS:
             violation("NKI-PARTITIONS", "nl.ndarray", "shape[0]", shape[0], f"<= {PARTITIONS}")
+    elif address is not None:
+        violation("NKI-ADDRESS", "nl.ndarray", "address", address, "None in HBM")
+    if buffer is SHARED_HBM and core.lnc > 1:
+        return _shared(core, shape, dtype, name)
     storage = Storage(shape, dtype, buffer, name=name, precise=core.precise)
     if buffer in ON_CHIP:
+        if address is not None:
+            _place(core, storage, address)
         if buffer is PSUM:
             storage.matmul = np.zeros(storage.raw.size, np.uint8)
         core.ledger.allocate(storage)
     return storage
+
+
+def _shared(core: machine.Core, shape: tuple[int, ...], dtype: str, name: str) -> Storage:
+    """Return the storage that both cores get for their n-th allocation in shared HBM."""
+    position = core.shared_count
+    core.shared_count += 1
+    if position == len(core.shared):
+        core.shared.append(Storage(shape, dtype, SHARED_HBM, name=name, precise=core.precise))
+    storage: Storage = core.shared[position]
+    if (storage.shape, storage.dtype) != (shape, dtype):
+        violation(
+            "NKI-SHARED-ORDER",
+            "nl.ndarray",
+            f"allocation {position} in shared_hbm on core {core.index}",
+            (shape, dtype),
+            f"{(storage.shape, storage.dtype)} as on the other core",
+        )
+    return storage
+
+
+def _place(core: machine.Core, storage: Storage, address: tuple[int, int]) -> None:
+    """Put a storage at an explicit address.
+
+    Raises:
+        RuleViolationError: The address is malformed or leaves the memory.
+    """
+    if not isinstance(address, tuple | list) or len(address) != 2:
+        violation("NKI-ADDRESS", "nl.ndarray", "address", address, "(partition, byte offset)")
+    partition, start = (int(part) for part in address)
+    rows, capacity = storage.shape[0], core.ledger.capacity(storage.buffer)
+    if partition < 0 or partition + rows > PARTITIONS:
+        violation("NKI-ADDRESS", "nl.ndarray", "address partition", partition, PARTITIONS - rows)
+    if start < 0 or start + storage.row_bytes > capacity:
+        violation(
+            "NKI-ADDRESS",
+            "nl.ndarray",
+            f"bytes {start} to {start + storage.row_bytes} of a {storage.buffer.value} partition",
+            "outside",
+            f"{capacity} on {core.target.name}",
+        )
+    if not legal_start(partition, rows):
+        violation(
+            "NKI-START-PARTITION", "nl.ndarray", "address", f"{rows} from {partition}", "see rule"
+        )
+    if storage.buffer is PSUM and start % core.target.psum_bank_bytes:
+        violation("NKI-PSUM-BANK", "nl.ndarray", "address", start, core.target.psum_bank_bytes)
+    storage.partition, storage.address = partition, start
+
+
+def legal_start(start: int, count: int) -> bool:
+    """Tell whether `count` partitions may start at `start`."""
+    return start == 0 or (
+        start % 32 == 0 and start + count <= PARTITIONS and (count <= 32 or (count <= 64 and start == 64))
+    )

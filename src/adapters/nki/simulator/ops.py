@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trnport.adapters.nki.simulator.rules import NotSimulatedError, Rule, add, violation
@@ -40,10 +41,11 @@ class Op:
         name: "add", "exp", ...
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("call", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, call: Callable[..., Any] | None = None) -> None:
         self.name = name
+        self.call = call
 
     @property
     def __name__(self) -> str:
@@ -53,12 +55,16 @@ class Op:
         return f"nl.{self.name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the math wrappers of `nki.language` are experimental and not simulated.
+        """Call the function of that name, if it is one of the few simulated ones.
+
+        The math wrappers of `nki.language` are experimental and not simulated.
 
         Raises:
             RuleViolationError: The hardware cannot do it either.
             NotSimulatedError: Use the instruction instead.
         """
+        if self.call is not None:
+            return self.call(*args, **kwargs)
         if self.name in _NO_HARDWARE:
             violation("NKI-DIVIDE", f"nl.{self.name}", "op", self.name, "reciprocal and multiply")
         instead = "nisa.tensor_tensor or nisa.tensor_scalar"
