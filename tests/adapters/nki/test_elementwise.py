@@ -21,24 +21,6 @@ EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -2.75, 3.0, 1e-40, -1e-45, 3.4e38, -3.4e38, 
 DTYPES = [*oracle.FLOATS, *oracle.INTEGERS]
 
 
-@pytest.fixture(params=["trn2", "trn3"])
-def target(request):
-    with machine.session(request.param) as core:
-        yield core
-
-
-@pytest.fixture
-def trn2():
-    with machine.session("trn2") as core:
-        yield core
-
-
-@pytest.fixture
-def trn3():
-    with machine.session("trn3") as core:
-        yield core
-
-
 def values_for(dtype, count=8):
     """Values of a dtype, as the tile holds them."""
     if dtype in oracle.FLOATS:
