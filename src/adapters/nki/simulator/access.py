@@ -21,8 +21,8 @@ Put the function into a module of `simulator/isa/` and list its name in the modu
         count("reciprocal", "vector", data.free_size)
         return NkiInstruction("reciprocal")
 
-What `read*` returns may share memory with the storage: never modify it. `write` takes any array with
-the same number of elements as the destination, or a scalar.
+What `read*` returns may share memory with the storage: never modify it. `write` takes a scalar, or
+any array with as many elements as the destination.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy.typing as npt
 from trnport.adapters.nki.simulator import pattern
 from trnport.adapters.nki.simulator.dtypes import FLOATS, Array, cast
 from trnport.adapters.nki.simulator.handles import VirtualRegister
-from trnport.adapters.nki.simulator.memory import NOTHING, Storage
+from trnport.adapters.nki.simulator.memory import MATMUL, NOTHING, OTHER, PSUM, Storage
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
@@ -48,6 +48,7 @@ add(
 )
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_WRITTEN = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}  # a written element's mask, by bytes
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -75,7 +76,7 @@ def read_f32(t: NkiTensor, instruction: str = "read") -> npt.NDArray[np.float32]
     """Return the values of a tensor as float32; see `read`."""
     values = read(t, instruction)
     if values.dtype is _FLOAT32:
-        return values  # type: ignore[return-value]
+        return values
     return values.astype(np.float32)
 
 
@@ -153,8 +154,8 @@ def mark(
         violation("NKI-WRITE-BROADCAST", instruction, "dst", t, "each element once")
     if storage.mask is not None:
         _mark_written(t, storage, where)
-    if storage.matmul is not None:
-        _writers(t)[...] = 1 if matmul else 2
+    if storage.buffer is PSUM:
+        _note_writer(t, storage, MATMUL if matmul else OTHER)
     if storage.aliases:
         storage.clobber()
 
@@ -214,7 +215,7 @@ def scatter(t: NkiTensor, values: Array, instruction: str, *, skip: bool = False
     windows[rows] = values
     if t.storage.mask is not None:
         words = pattern.windows(t, t.storage.partial_mask())
-        words[rows] = np.iinfo(words.dtype).max
+        words[rows] = _WRITTEN[words.itemsize]
 
 
 def _scalar(index: Any, instruction: str) -> int:
@@ -245,7 +246,7 @@ def _rows(
 
 def _require_rows_written(t: NkiTensor, rows: Array, instruction: str) -> None:
     words = pattern.windows(t, t.storage.partial_mask())
-    missing = int(np.count_nonzero(words[rows] != np.iinfo(words.dtype).max))
+    missing = int(np.count_nonzero(words[rows] != _WRITTEN[words.itemsize]))
     if missing:
         _unwritten(t, missing, instruction)
 
@@ -284,21 +285,33 @@ def _words(t: NkiTensor, mask: Array) -> Array:
     )
 
 
-def writers(t: NkiTensor) -> Array:
-    """Return who wrote each element of a PSUM view last: 0 nobody, 1 a matmul, 2 another."""
-    return _writers(t)
+def last_writer(t: NkiTensor) -> int | Array:
+    """Return who wrote a PSUM view last: one of `memory.NOBODY`, `MATMUL`, `OTHER`, or an array."""
+    storage = t.storage
+    if storage.writers is None:
+        return storage.writer
+    who = _bytes_of(t, storage.writers)
+    first = int(who.item(0))
+    return first if (who == first).all() else who
 
 
-def _writers(t: NkiTensor) -> Array:
-    assert t.storage.matmul is not None
+def _bytes_of(t: NkiTensor, memory: Array) -> Array:
+    """Return the first byte of each element of a view, in an array of the storage's size."""
     size = t.array().itemsize
     return np.ndarray(
         t.shape,
         np.uint8,
-        t.storage.matmul,
+        memory,
         t.offset * size,
         tuple([stride * size for stride in t.strides]),
     )
+
+
+def _note_writer(t: NkiTensor, storage: Storage, who: int) -> None:
+    if t.array().size * t.array().itemsize == storage.raw.size:
+        storage.writer, storage.writers = who, None
+    elif storage.writers is not None or storage.writer != who:
+        _bytes_of(t, storage.each_writer())[...] = who
 
 
 def _repeats(t: NkiTensor) -> bool:
@@ -308,13 +321,13 @@ def _repeats(t: NkiTensor) -> bool:
 def _mark_written(t: NkiTensor, storage: Storage, where: Array | None) -> None:
     if where is not None:
         words = _words(t, storage.partial_mask())
-        words[where] = np.iinfo(words.dtype).max
+        words[where] = _WRITTEN[words.itemsize]
         return
     if t.array().size * t.array().itemsize == storage.raw.size:
         storage.mask = None  # one write covers everything
         return
     words = _words(t, storage.partial_mask())
-    words[...] = np.iinfo(words.dtype).max
+    words[...] = _WRITTEN[words.itemsize]
 
 
 def _require_written(t: NkiTensor, instruction: str) -> None:
@@ -325,8 +338,7 @@ def _require_written(t: NkiTensor, instruction: str) -> None:
         missing = t.array().size
     else:
         words = _words(t, mask)
-        full = np.iinfo(words.dtype).max
-        missing = words.size - int(np.count_nonzero(words == full))
+        missing = words.size - int(np.count_nonzero(words == _WRITTEN[words.itemsize]))
         if not missing and t.array().nbytes == storage.raw.size:
             storage.mask = None
     if missing:

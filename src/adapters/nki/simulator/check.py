@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that instructions share. Each names the instruction, the operand, its value and the limit."""
+"""Checks that instructions share; each names instruction, operand, value and limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def require_tensor(instruction: str, name: str, t: Any) -> None:
         raise TypeError(f"{instruction}: {name} is {t!r}; it must be an NkiTensor")
 
 
-def require_buffer(instruction: str, name: str, t: NkiTensor, *allowed: MemoryRegion) -> None:
+def require_buffer(instruction: str, name: str, t: Any, *allowed: MemoryRegion) -> None:
     """Refuse an operand in a memory that the instruction does not reach."""
     if not isinstance(t, NkiTensor):
         require_tensor(instruction, name, t)

@@ -80,16 +80,12 @@ def ones(shape: Any, dtype: Any, buffer: Any = SBUF, name: str = "") -> NkiTenso
     return full(shape, 1, dtype, buffer, name)
 
 
-def empty_like(
-    x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = ""
-) -> NkiTensor:
+def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """Allocate an uninitialized tensor of the shape, dtype and buffer of `x`."""
     return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
-def zeros_like(
-    x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = ""
-) -> NkiTensor:
+def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """Allocate zeros of the shape, dtype and buffer of `x`."""
     return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
@@ -167,7 +163,7 @@ def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
-    """Multiply SBUF tiles into a new PSUM tile: x.T @ y with `transpose_x`, which hardware needs."""
+    """Multiply SBUF tiles into a new PSUM tile: x.T @ y with `transpose_x`, as hardware does."""
     if not transpose_x:
         violation("NKI-MATMUL-LAYOUT", "nl.matmul", "transpose_x", False, True)
         turned = transpose(x)

@@ -7,11 +7,13 @@ even. Casts to integers round to nearest even and saturate.
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 # The packed MX types hold four elements in one word; instructions unpack the bits themselves.
 PACKED = {"float8_e5m2_x4": np.uint32, "float8_e4m3fn_x4": np.uint32, "float4_e2m1fn_x4": np.uint16}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any, NoReturn
 
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
@@ -30,15 +31,13 @@ add(
 class NKIObject:
     """Base of configuration objects in kernels.
 
-    A plain subclass takes its annotated fields as keyword arguments (and any others); defaults come
+    A plain subclass takes annotated fields as arguments, and any other by name; defaults come
     from the class, and `__post_init__` runs if there is one. Dataclasses keep their own constructor.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         names = [
-            name
-            for base in reversed(type(self).__mro__)
-            for name in base.__dict__.get("__annotations__", {})
+            name for base in reversed(type(self).__mro__) for name in inspect.get_annotations(base)
         ]
         values = dict(zip(names, args, strict=False)) | kwargs
         for name, value in values.items():
@@ -111,10 +110,10 @@ class VirtualRegister:
     def __int__(self) -> int:
         self._refuse("int()")
 
-    def __index__(self) -> int:
+    def __index__(self) -> int:  # noqa: PLE0305
         self._refuse("an index or range()")
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # noqa: PLE0304
         self._refuse("if or while")
 
     def __float__(self) -> float:

@@ -7,35 +7,58 @@ import sys
 from typing import Any
 
 from trnport.adapters.nki.simulator import creation, loops, machine, ops
-from trnport.adapters.nki.simulator.creation import broadcast_to as broadcast_to
-from trnport.adapters.nki.simulator.creation import empty_like as empty_like
-from trnport.adapters.nki.simulator.creation import expand_dims as expand_dims
-from trnport.adapters.nki.simulator.creation import full as full
-from trnport.adapters.nki.simulator.creation import load as load
-from trnport.adapters.nki.simulator.creation import load_transpose2d as load_transpose2d
-from trnport.adapters.nki.simulator.creation import matmul as matmul
-from trnport.adapters.nki.simulator.creation import ndarray as ndarray
-from trnport.adapters.nki.simulator.creation import ones as ones
-from trnport.adapters.nki.simulator.creation import shared_constant as shared_constant
 from trnport.adapters.nki.simulator.creation import (
-    shared_identity_matrix as shared_identity_matrix,
+    broadcast_to,
+    empty_like,
+    expand_dims,
+    full,
+    load,
+    load_transpose2d,
+    matmul,
+    ndarray,
+    ones,
+    shared_constant,
+    shared_identity_matrix,
+    store,
+    transpose,
+    zeros,
+    zeros_like,
 )
-from trnport.adapters.nki.simulator.creation import store as store
-from trnport.adapters.nki.simulator.creation import transpose as transpose
-from trnport.adapters.nki.simulator.creation import zeros as zeros
-from trnport.adapters.nki.simulator.creation import zeros_like as zeros_like
 from trnport.adapters.nki.simulator.dtypes import NAMES
-from trnport.adapters.nki.simulator.handles import NKIObject as NKIObject
-from trnport.adapters.nki.simulator.loops import dynamic_range as dynamic_range
-from trnport.adapters.nki.simulator.loops import fori_loop as fori_loop
-from trnport.adapters.nki.simulator.loops import no_reorder as no_reorder
-from trnport.adapters.nki.simulator.loops import while_loop as while_loop
-from trnport.adapters.nki.simulator.memory import HBM, ON_CHIP, PSUM, SBUF, SHARED_HBM
-from trnport.adapters.nki.simulator.memory import MemoryRegion as MemoryRegion
+from trnport.adapters.nki.simulator.handles import NKIObject
+from trnport.adapters.nki.simulator.loops import dynamic_range, fori_loop, no_reorder, while_loop
+from trnport.adapters.nki.simulator.memory import HBM, ON_CHIP, PSUM, SBUF, SHARED_HBM, MemoryRegion
 from trnport.adapters.nki.simulator.rules import violation
-from trnport.adapters.nki.simulator.tensor import NkiTensor as NkiTensor
-from trnport.adapters.nki.simulator.tile_size import tile_size as tile_size
+from trnport.adapters.nki.simulator.tensor import NkiTensor
+from trnport.adapters.nki.simulator.tile_size import tile_size
 from trnport.adapters.nki.simulator.views import DynamicSlice
+
+# What this module takes from others; dtypes and operators join below.
+__all__ = [
+    "MemoryRegion",
+    "NKIObject",
+    "NkiTensor",
+    "broadcast_to",
+    "dynamic_range",
+    "empty_like",
+    "expand_dims",
+    "fori_loop",
+    "full",
+    "load",
+    "load_transpose2d",
+    "matmul",
+    "ndarray",
+    "no_reorder",
+    "ones",
+    "shared_constant",
+    "shared_identity_matrix",
+    "store",
+    "tile_size",
+    "transpose",
+    "while_loop",
+    "zeros",
+    "zeros_like",
+]
 
 sbuf, psum, hbm, private_hbm, shared_hbm = SBUF, PSUM, HBM, HBM, SHARED_HBM
 affine_range = sequential_range = static_range = loops.affine_range

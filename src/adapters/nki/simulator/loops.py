@@ -73,7 +73,7 @@ def _bound(name: str, bound: Any) -> int:
     return bound
 
 
-def while_loop(init: VirtualRegister, body_fun: Callable[[Any], Any]) -> None:
+def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
     """Run `register = body_fun(register)` while the register is not zero.
 
     Args:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import weakref
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,16 @@ HBM, SHARED_HBM = MemoryRegion.private_hbm, MemoryRegion.shared_hbm
 ON_CHIP = (SBUF, PSUM)
 
 _FRESH_INTEGER = 4  # what the public simulator fills integers with
+_ALL_ONES = 255  # every float dtype reads a word of ones as NaN
+NOBODY, MATMUL, OTHER = 0, 1, 2  # who wrote an element of PSUM last
 NOTHING = np.zeros(0, np.uint8)  # mask of a storage nobody wrote yet
+
+
+def _fresh(size: int, stored: np.dtype) -> Array:
+    """Return the bytes of memory that nobody wrote: NaN in every float dtype, 4 in integers."""
+    if stored.kind in "iub":
+        return np.full(size, _FRESH_INTEGER, stored).view(np.uint8)
+    return np.full(size * stored.itemsize, _ALL_ONES, np.uint8)
 
 
 class Storage:
@@ -79,8 +89,9 @@ class Storage:
         raw: The bytes as stored on this machine, uint8, flat.
         mask: None when every byte was written, `NOTHING` when none was, else uint8 per byte: 0 for
             never written, 255 for written.
-        matmul: PSUM only; uint8 per byte: 1 at the first byte of an element whose last writer was
-            a matmul, 2 where it was another instruction, 0 where nobody wrote.
+        writer: PSUM only; who wrote last: `NOBODY`, `MATMUL` or `OTHER`, if the same everywhere.
+        writers: PSUM only; the same at the first byte of each element (uint8 per byte), None if
+            `writer` tells it all.
         shape: Shape at allocation.
         dtype: NKI dtype at allocation.
         buffer: The memory.
@@ -100,7 +111,6 @@ class Storage:
         "holders",
         "ledger",
         "mask",
-        "matmul",
         "name",
         "partition",
         "precise",
@@ -109,6 +119,8 @@ class Storage:
         "row_bytes",
         "shape",
         "size",
+        "writer",
+        "writers",
     )
 
     def __init__(
@@ -131,14 +143,12 @@ class Storage:
         self.aliases: list[weakref.ref[Storage]] = []
         self.holders: list[weakref.ref[Storage]] = []
         self.ledger: Ledger | None = None
-        self.matmul: Array | None = None
+        self.writer = NOBODY
+        self.writers: Array | None = None
         self.mask: Array | None = None
+        self.raw: Array
         if raw is None:
-            stored = stored_dtype(dtype, precise)
-            filled = np.full(
-                self.size, np.nan if stored.kind not in "iub" else _FRESH_INTEGER, np.float32
-            )
-            self.raw: Array = filled.astype(stored).view(np.uint8)
+            self.raw = _fresh(self.size, stored_dtype(dtype, precise))
             self.mask = NOTHING
         else:
             self.raw = raw
@@ -167,6 +177,12 @@ class Storage:
         assert self.mask is not None
         return self.mask
 
+    def each_writer(self) -> Array:
+        """Return `writers`, made now if `writer` told it all."""
+        if self.writers is None:
+            self.writers = np.full(self.raw.size, self.writer, np.uint8)
+        return self.writers
+
     def clobber(self) -> None:
         """Note that a write here destroys what overlapping storages hold."""
         if self.holders:
@@ -186,7 +202,8 @@ class Storage:
             return
         if self.mask is None:
             self.mask = np.full(self.raw.size, 255, np.uint8)
-        assert self.address is not None and other.address is not None
+        assert self.address is not None
+        assert other.address is not None
         rows = slice(
             max(other.partition - self.partition, 0),
             other.partition + other.shape[0] - self.partition,
@@ -196,12 +213,13 @@ class Storage:
         scale = self.raw.size // (self.shape[0] * self.row_bytes)  # precise mode stores more bytes
         columns = slice(first * scale, last * scale)
         self.mask.reshape(self.shape[0], -1)[rows, columns] = 0
-        if self.matmul is not None:
-            self.matmul.reshape(self.shape[0], -1)[rows, columns] = 0
+        if self.buffer is PSUM:
+            self.each_writer().reshape(self.shape[0], -1)[rows, columns] = NOBODY
 
     def overlaps(self, other: Storage) -> bool:
         """Tell whether two storages at explicit addresses share memory."""
-        assert self.address is not None and other.address is not None
+        assert self.address is not None
+        assert other.address is not None
         return (
             self.partition < other.partition + other.shape[0]
             and other.partition < self.partition + self.shape[0]
@@ -331,8 +349,6 @@ def allocate(
     if buffer in ON_CHIP:
         if address is not None:
             _place(core, storage, address)
-        if buffer is PSUM:
-            storage.matmul = np.zeros(storage.raw.size, np.uint8)
         core.ledger.allocate(storage)
     return storage
 
@@ -355,7 +371,7 @@ def _shared(core: machine.Core, shape: tuple[int, ...], dtype: str, name: str) -
     return storage
 
 
-def _place(core: machine.Core, storage: Storage, address: tuple[int, int]) -> None:
+def _place(core: machine.Core, storage: Storage, address: Any) -> None:
     """Put a storage at an explicit address.
 
     Raises:
@@ -387,5 +403,7 @@ def _place(core: machine.Core, storage: Storage, address: tuple[int, int]) -> No
 def legal_start(start: int, count: int) -> bool:
     """Tell whether `count` partitions may start at `start`."""
     return start == 0 or (
-        start % 32 == 0 and start + count <= PARTITIONS and (count <= 32 or (count <= 64 and start == 64))
+        start % 32 == 0
+        and start + count <= PARTITIONS
+        and (count <= 32 or (count <= 64 and start == 64))
     )

@@ -151,7 +151,7 @@ def ap(
     strides = tuple([stride for stride, _ in pairs])
     if scalar_offset is not None and vector_offset is not None:
         violation("NKI-AP-OFFSETS", "ap", "offsets", "both given", "one of them")
-    lookup: Lookup | None = None
+    lookup: ScalarLookup | VectorLookup | None = None
     if scalar_offset is not None:
         lookup = _scalar(t, scalar_offset, indirect_dim)
     elif vector_offset is not None:

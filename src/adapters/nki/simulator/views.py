@@ -334,11 +334,9 @@ def rearrange(
     if sorted(names) != sorted(wanted) or len(set(names)) != len(names):
         violation("NKI-VIEW-DIM", "rearrange", "dst_pattern", target, f"the names {names}")
     result = permute(result, [names.index(name) for name in wanted])
-    dim = 0
-    for group in target:
+    for dim, group in enumerate(target):
         if not isinstance(group, str) and len(group) > 1:
             result = flatten_dims(result, dim, dim + len(group) - 1)
-        dim += 1
     return result
 
 

@@ -36,7 +36,9 @@ _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 _COPY, _TRANSPOSE, _COMPUTE = "nki.isa.dma_copy", "nki.isa.dma_transpose", "nki.isa.dma_compute"
 
 add(
-    Rule("NKI-DMA-DGE", "The descriptor mode must suit addresses and dtypes.", f"{_COPY}: DGE modes"),
+    Rule(
+        "NKI-DMA-DGE", "The descriptor mode must suit addresses and dtypes.", f"{_COPY}: DGE modes"
+    ),
     Rule("NKI-DMA-INDEX", "A gather or scatter takes one index per row, shape (P, 1).", _COPY),
     Rule(
         "NKI-DMA-OOB-MODE",
@@ -196,9 +198,7 @@ def _count(instruction: str, dst: NkiTensor, *sources: NkiTensor) -> None:
     for src in sources:
         run = min(_run(src), _run(dst))
         size = src.itemsize
-        counters.transfer(
-            _memory(src), _memory(dst), src.size * size, src.size // run, run * size
-        )
+        counters.transfer(_memory(src), _memory(dst), src.size * size, src.size // run, run * size)
 
 
 def dma_transpose(
@@ -356,9 +356,7 @@ def dma_compute(
     return NkiInstruction(instruction)
 
 
-def _modify(
-    dst: NkiTensor, srcs: Sequence[NkiTensor], *, unique_indices: bool, skip: bool
-) -> None:
+def _modify(dst: NkiTensor, srcs: Sequence[NkiTensor], *, unique_indices: bool, skip: bool) -> None:
     """Read, modify, write: rows of HBM chosen by data, plus a tile."""
     rule, instruction = "NKI-DMA-RMW", "dma_compute"
     if len(srcs) != 2:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from trnport.adapters.nki.simulator import check, machine
-from trnport.adapters.nki.simulator.access import mark, read, read_f32, write, writers
+from trnport.adapters.nki.simulator.access import last_writer, mark, read, read_f32, write
 from trnport.adapters.nki.simulator.counters import count
-from trnport.adapters.nki.simulator.dtypes import Array
+from trnport.adapters.nki.simulator.dtypes import Array, to_float32
 from trnport.adapters.nki.simulator.handles import NkiInstruction
 from trnport.adapters.nki.simulator.isa.enums import engine as _engine
 from trnport.adapters.nki.simulator.isa.enums import matmul_perf_mode as _perf
-from trnport.adapters.nki.simulator.memory import PSUM, SBUF
+from trnport.adapters.nki.simulator.memory import NOBODY, OTHER, PSUM, SBUF
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.targets import PARTITIONS
 from trnport.adapters.nki.simulator.tensor import NkiTensor
@@ -28,8 +28,14 @@ _SLOWEST_ISSUE = 64  # engine cycles of the shortest matmul
 _FP32_PASSES = 4
 
 add(
-    Rule("NKI-MATMUL-DTYPE", "fp32 only meets fp32; e4m3 and e4m3fn never meet.", f"{_PAGE}data types"),
-    Rule("NKI-MATMUL-DST", "dst is float32; from NeuronCore-v4 also bfloat16.", f"{_PAGE}data types"),
+    Rule(
+        "NKI-MATMUL-DTYPE",
+        "fp32 only meets fp32; e4m3 and e4m3fn never meet.",
+        f"{_PAGE}data types",
+    ),
+    Rule(
+        "NKI-MATMUL-DST", "dst is float32; from NeuronCore-v4 also bfloat16.", f"{_PAGE}data types"
+    ),
     Rule("NKI-MATMUL-SIZE", "K and M up to the tile, N up to the PSUM limit.", f"{_PAGE}tile size"),
     Rule(
         "NKI-MATMUL-STATIONARY",
@@ -54,7 +60,11 @@ add(
         f"{_PAGE}accumulation mode",
         relaxed=True,
     ),
-    Rule("NKI-MATMUL-TRANSPOSE", "Transpose mode keeps the dtype of its input.", f"{_PAGE}transpose mode"),
+    Rule(
+        "NKI-MATMUL-TRANSPOSE",
+        "Transpose mode keeps the dtype of its input.",
+        f"{_PAGE}transpose mode",
+    ),
     Rule(
         "NKI-TRANSPOSE-SIZE",
         "Tensor engine: up to 128 x 128, SBUF to PSUM. Vector engine: up to 32 x 32.",
@@ -159,9 +169,7 @@ def _check_sizes(
     if n > most:
         violation("NKI-MATMUL-SIZE", "nc_matmul", "moving free size", n, most)
     if not double and len(stationary.shape) > 2 and sum(s != 1 for s in stationary.shape[1:]) > 1:
-        violation(
-            "NKI-MATMUL-STATIONARY", "nc_matmul", "stationary", stationary.shape, "(K, M)"
-        )
+        violation("NKI-MATMUL-STATIONARY", "nc_matmul", "stationary", stationary.shape, "(K, M)")
     return k, m, n
 
 
@@ -173,8 +181,7 @@ def _check_bank(dst: NkiTensor) -> None:
     row = dst.storage.row_bytes
     first = (dst.storage.address or 0) + dst.offset * size % row
     reach = sum(
-        stride * (count_ - 1)
-        for stride, count_ in zip(dst.strides[1:], dst.shape[1:], strict=True)
+        stride * (count_ - 1) for stride, count_ in zip(dst.strides[1:], dst.shape[1:], strict=True)
     )
     last = first + reach * size + size - 1
     if first // target.psum_bank_bytes != last // target.psum_bank_bytes:
@@ -229,37 +236,23 @@ def _accumulate(dst: NkiTensor, product: Array, accumulate: bool | None) -> None
         mark(dst, "nc_matmul", matmul=True)
         dst.array()[...] = product
         return
-    who = writers(dst)
-    adds = who == 1
-    generation = machine.current().target.generation
-    foreign = who == 2
-    if foreign.any():
-        if generation < 4:
-            violation(
-                "NKI-MATMUL-ACCUMULATE",
-                "nc_matmul",
-                f"accumulate={accumulate}",
-                "onto data of another instruction",
-                "accumulate=False first",
-            )
-        adds = adds | foreign
-    if accumulate and not adds.all():
-        violation(
-            "NKI-MATMUL-ACCUMULATE",
-            "nc_matmul",
-            "accumulate=True",
-            "where no matmul has written",
-            "accumulate=False first",
-        )
+    who = last_writer(dst)
+    present = {who} if isinstance(who, int) else set(np.unique(who).tolist())
+    if OTHER in present and machine.current().target.generation < 4:
+        _refuse(f"accumulate={accumulate}", "onto data of another instruction")
+    if accumulate and NOBODY in present:
+        _refuse("accumulate=True", "where no matmul has written")
     out = dst.array()
-    if adds.all():
-        total = out.astype(np.float32) + product
-    elif adds.any():
-        total = np.where(adds, out.astype(np.float32), np.float32(0.0)) + product
-    else:
-        total = product
+    if NOBODY not in present:
+        product = to_float32(out) + product
+    elif not isinstance(who, int):
+        product = np.where(who != NOBODY, to_float32(out), np.float32(0.0)) + product
     mark(dst, "nc_matmul", matmul=True)
-    out[...] = total
+    out[...] = product
+
+
+def _refuse(mode: str, where: str) -> None:
+    violation("NKI-MATMUL-ACCUMULATE", "nc_matmul", mode, where, "accumulate=False first")
 
 
 def _count(stationary: NkiTensor, k: int, m: int, n: int) -> None:

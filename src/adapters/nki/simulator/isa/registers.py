@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trnport.adapters.nki.simulator.access import read_int, write
 from trnport.adapters.nki.simulator.dtypes import is_integer
-from trnport.adapters.nki.simulator.handles import NkiInstruction as NkiInstruction
-from trnport.adapters.nki.simulator.handles import VirtualRegister as VirtualRegister
+from trnport.adapters.nki.simulator.handles import NkiInstruction, VirtualRegister
 from trnport.adapters.nki.simulator.memory import PSUM
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.tensor import NkiTensor
@@ -69,6 +70,6 @@ def _require_register(instruction: str, name: str, value: object) -> None:
         violation("NKI-REGISTER-OPERAND", instruction, name, repr(value), "a register")
 
 
-def _require_one(instruction: str, name: str, t: NkiTensor) -> None:
+def _require_one(instruction: str, name: str, t: Any) -> None:
     if not isinstance(t, NkiTensor) or t.size != 1 or t.buffer is PSUM or not is_integer(t.dtype):
         violation("NKI-REGISTER-OPERAND", instruction, name, t, "one integer in SBUF or HBM")
