@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several kernels share: tile sizes, loads and transposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trnport.adapters.nki.nki import nisa, nl
+
+PARTITIONS = 128
+"""Rows of a tile, and most columns of a stationary operand."""
+
+BANK = 512
+"""Fp32 elements of a PSUM bank, and most columns of a moving operand."""
+
+
+def tiles_of(total: int, size: int) -> int:
+    """How many tiles of ``size`` cover ``total``."""
+    return (total + size - 1) // size
+
+
+def my_share(count: int) -> range:
+    """The work items of this physical core, when a logical core has two."""
+    return range(nl.program_id(0), count, nl.num_programs(0))
+
+
+def row_vector(vector: Any, start: int, size: int, rows: int) -> Any:
+    """View ``vector[start : start + size]`` in HBM as ``rows`` equal rows.
+
+    Args:
+        vector: ``[N]`` in HBM.
+        start: First element.
+        size: Elements.
+        rows: Times that the row is repeated, without a copy.
+
+    Returns:
+        ``[rows, size]``, a view to load from.
+    """
+    return vector.reshape((1, vector.shape[0]))[:, start : start + size].broadcast(0, rows)
+
+
+def load(source: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Copy from HBM into a new tile of ``shape`` and ``dtype`` in SBUF."""
+    tile = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def transpose_into(dst: Any, data: Any) -> None:
+    """Transpose ``data [P, F]``, both at most 128, into ``dst [F, P]`` through PSUM."""
+    turned = nl.ndarray((data.shape[1], data.shape[0]), dtype=data.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=data)
+    nisa.tensor_copy(dst=dst, src=turned)
+
+
+def load_transposed(x: Any, start: int, count: int) -> Any:
+    """Load rows of ``x`` with their columns on the partitions, ready for a contraction.
+
+    Args:
+        x: ``[T, H]`` in HBM.
+        start: First row.
+        count: Rows.
+
+    Returns:
+        ``[128, ceil(H / 128), count]`` in the dtype of ``x``; column ``c`` of ``x`` is at
+        partition ``c % 128`` of slice ``c // 128``. The last slice may be filled partly.
+    """
+    width = x.shape[1]
+    slices = tiles_of(width, PARTITIONS)
+    turned = nl.ndarray((PARTITIONS, slices, count), dtype=x.dtype, buffer=nl.sbuf)
+    for first in range(0, count, PARTITIONS):
+        rows = min(PARTITIONS, count - first)
+        tile = load(x[start + first : start + first + rows, :], (rows, width), x.dtype)
+        for s in range(slices):
+            columns = min(PARTITIONS, width - s * PARTITIONS)
+            transpose_into(
+                turned[0:columns, s, first : first + rows],
+                tile[:, s * PARTITIONS : s * PARTITIONS + columns],
+            )
+    return turned
