@@ -36,8 +36,34 @@ from trnport.models.registry import resolve
 
 _T = TypeVar("_T")
 
+
+def nki_kernels(
+    *, target: str = "trn2", lnc: int = 1, precise: bool = False, strict: bool = False
+) -> Kernels:
+    """Our NKI kernels; what they cannot take is computed by torch_cpu.
+
+    Args:
+        target: "trn2" or "trn3".
+        lnc: Physical cores of a logical one, 1 or 2.
+        precise: Simulate floats as fp32, to tell errors of logic from rounding.
+        strict: Refuse a call that no kernel can take.
+
+    Raises:
+        ConfigError: An argument is out of range, or the simulator's packages are missing.
+    """
+    try:
+        from trnport.adapters.nki.adapter import NkiKernels
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "trnport":
+            raise
+        raise ConfigError(
+            f"kernels='nki' needs {error.name}; install the extra: pip install 'trnport[nki]'"
+        ) from error
+    return NkiKernels(TorchCpuKernels(), target=target, lnc=lnc, precise=precise, strict=strict)
+
+
 _KERNELS: MappingProxyType[str, Callable[[], Kernels]] = MappingProxyType(
-    {"torch_cpu": TorchCpuKernels}
+    {"torch_cpu": TorchCpuKernels, "nki": nki_kernels}
 )
 _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
     {"eager": EagerCompiler}

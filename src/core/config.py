@@ -168,9 +168,10 @@ class NeuronConfig:
     )
     kernels: str = _option(
         "string",
-        "Which set of operators computes the model.",
-        "`torch_cpu`",
-        _one_of("torch_cpu"),
+        "Which set of operators computes the model. `nki` runs our NKI kernels, in a simulator "
+        "while there is no device: exact about what a kernel does, and slow.",
+        "`torch_cpu` or `nki`",
+        _one_of("torch_cpu", "nki"),
         default="torch_cpu",
     )
     compiler: str = _option(
