@@ -31,8 +31,9 @@ add(
 class NKIObject:
     """Base of configuration objects in kernels.
 
-    A plain subclass takes annotated fields as arguments, and any other by name; defaults come
-    from the class, and `__post_init__` runs if there is one. Dataclasses keep their own constructor.
+    A plain subclass takes annotated fields as arguments and any other by name; defaults come
+    from the class, and `__post_init__` runs if there is one. Dataclasses keep
+    their own constructor.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
