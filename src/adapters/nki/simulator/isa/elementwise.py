@@ -235,10 +235,10 @@ def _bitvec_tensors(
     same_width(instruction, dst, data1=data1, data2=data2)
     first = alu.bits(instruction, "data1", read(data1, instruction), data1.dtype)
     second = alu.bits(instruction, "data2", read(data2, instruction), data2.dtype)
-    _write_bits(instruction, dst, op.function(first, second.reshape(first.shape)))
+    write_bits(instruction, dst, op.function(first, second.reshape(first.shape)))
 
 
-def _write_bits(instruction: str, dst: NkiTensor, patterns: Array) -> None:
+def write_bits(instruction: str, dst: NkiTensor, patterns: Array) -> None:
     if dst.dtype not in INTEGERS:
         violation("NKI-BITVEC-DTYPE", instruction, "dst", dst.dtype, ", ".join(sorted(INTEGERS)))
     write(dst, patterns.view(np.dtype(dst.dtype)), instruction)
@@ -308,7 +308,7 @@ def tensor_scalar(
         values = _bitvec_step(me, "operand0", first, values, operand0, reverse0, data)
         if second is not None:
             values = _bitvec_step(me, "operand1", second, values, operand1, reverse1, data)
-        _write_bits(me, dst, values)
+        write_bits(me, dst, values)
     else:
         values = step(me, "operand0", first, read_f32(data, me), operand0, reverse0, data)
         if second is not None:
