@@ -14,7 +14,6 @@ from trnport.adapters.nki.simulator.alu import Op
 from trnport.adapters.nki.simulator.counters import count
 from trnport.adapters.nki.simulator.cycles import one_input
 from trnport.adapters.nki.simulator.handles import NkiInstruction
-from trnport.adapters.nki.simulator.isa.elementwise import step, write_bits
 from trnport.adapters.nki.simulator.isa.enums import reduce_cmd as _cmd
 from trnport.adapters.nki.simulator.operands import (
     quiet,
@@ -25,6 +24,7 @@ from trnport.adapters.nki.simulator.operands import (
 )
 from trnport.adapters.nki.simulator.ops import op_name
 from trnport.adapters.nki.simulator.rules_isa import violation
+from trnport.adapters.nki.simulator.steps import step, write_bits
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
 __all__ = ["tensor_partition_reduce", "tensor_reduce", "tensor_scalar_reduce"]

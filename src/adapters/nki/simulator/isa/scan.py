@@ -14,10 +14,10 @@ from trnport.adapters.nki.simulator.alu import Array, Op
 from trnport.adapters.nki.simulator.counters import count
 from trnport.adapters.nki.simulator.cycles import one_input, two_inputs
 from trnport.adapters.nki.simulator.handles import NkiInstruction
-from trnport.adapters.nki.simulator.isa.elementwise import step
 from trnport.adapters.nki.simulator.isa.enums import reduce_cmd as _cmd
 from trnport.adapters.nki.simulator.operands import quiet, scalar_or_column, tile
 from trnport.adapters.nki.simulator.rules_isa import violation
+from trnport.adapters.nki.simulator.steps import step
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
 __all__ = ["tensor_scalar_cumulative", "tensor_tensor_scan"]
