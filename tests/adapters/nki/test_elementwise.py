@@ -491,6 +491,21 @@ def test_counts_know_engines_and_performance_modes(trn2):
     assert trn2.counters.instructions == {"tensor_copy": 4, "tensor_tensor": 2}
 
 
+@pytest.mark.parametrize(
+    ("buffers", "engine", "cycles"),
+    [
+        ((nl.sbuf, nl.sbuf), "gpsimd", 12),
+        ((nl.psum, nl.sbuf), "vector", 3),
+        ((nl.sbuf, nl.psum), "vector", 3),
+    ],
+)
+def test_rsqrt_runs_on_gpsimd_where_that_reaches(trn2, buffers, engine, cycles):
+    dst, data = fresh((1, 3), buffer=buffers[0]), tile([[1.0, 4.0, 16.0]], buffer=buffers[1])
+    nisa.tensor_scalar(dst, data, nl.rsqrt, None)
+    assert list(plain(dst)[0]) == [1.0, 0.5, 0.25]
+    assert trn2.counters.engines[engine].cycles == cycles
+
+
 def test_precise_mode_does_not_round():
     with machine.session("trn2", precise=True):
         dst, data = fresh((1, 1), "bfloat16"), fresh((1, 1), "bfloat16")

@@ -28,9 +28,9 @@ def ps(*shape, dtype="float32"):
     return tile(np.ones(shape), dtype, nl.psum)
 
 
-def ind(dtype="float32"):
-    """A tile behind an index, (16, 16)."""
-    return t(16, 20, dtype=dtype).indirect(tile(np.zeros((16, 1)), "uint16"), 16)
+def ind(dtype="float32", at=0):
+    """A tile behind an index that starts at partition `at`, (16, 16)."""
+    return t(16, 20, dtype=dtype).indirect(t(16, 1, dtype="uint16", at=at), 16)
 
 
 def hbm():
@@ -615,6 +615,9 @@ CASES = [
     ("trn2", "NKI-TOPK-SIZE", "topk", lambda: topk(8, t(16, 9, dtype=BF16), t(16, 9, dtype=U32))),
     ("trn2", "NKI-BN-TRIPLES", "bn_aggr", lambda: nisa.bn_aggr(t(2, 2), t(2, 4))),
     # --- views behind an index
+    ("trn3", "NKI-INDIRECT-START", "tensor_copy", lambda: copy(t(16, 16), ind(at=16))),
+    ("trn3", "NKI-INDIRECT-START", "tensor_copy", lambda: copy(t(16, 16), ind(at=32))),
+    ("trn3", "NKI-INDIRECT-START", "tensor_copy", lambda: copy(ind(at=16), t(16, 16))),
     (
         "trn3",
         "NKI-INDIRECT-OPERAND",

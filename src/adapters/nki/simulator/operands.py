@@ -60,9 +60,20 @@ def tile(
         if isinstance(t, NkiTensor) and t.buffer is PSUM:
             violation("NKI-GPSIMD-PSUM", instruction, name, "in psum", "sbuf")
         check.require_tile(instruction, name, t, SBUF)
-    if not indirect and isinstance(t.lookup, ColumnLookup):
-        violation("NKI-INDIRECT-OPERAND", instruction, name, f"{t}, indirect", "a plain view")
+    if isinstance(t.lookup, ColumnLookup):
+        if not indirect:
+            violation("NKI-INDIRECT-OPERAND", instruction, name, f"{t}, indirect", "a plain view")
+        _require_index_start(instruction, name, t.lookup)
     return t
+
+
+def _require_index_start(instruction: str, name: str, lookup: ColumnLookup) -> None:
+    """An index starts on a quadrant, a gathered operand on the partition of its index."""
+    start, base = lookup.index.start_partition, lookup.base.start_partition
+    if start % 32 or (name != "dst" and start != base):
+        value = f"index of {name} from partition {start}, {name} from {base}"
+        limit = "a multiple of 32, where a gathered operand starts too"
+        violation("NKI-INDIRECT-START", instruction, name, value, limit)
 
 
 def number(value: Any) -> bool:

@@ -118,6 +118,11 @@ ISA_RULES: dict[str, Rule] = {
         Rule("NKI-TOPK-SIZE", "8 <= n < 65536 and 1 <= K <= n, K < 32768.", "nki.isa.topk"),
         Rule("NKI-BN-TRIPLES", "Statistics come in triples.", "nki.isa.bn_aggr"),
         Rule(
+            "NKI-INDIRECT-START",
+            "An index starts on a quadrant, and a gathered operand on the same partition.",
+            "nki.isa: tensor indirection of each instruction",
+        ),
+        Rule(
             "NKI-INDIRECT-OPERAND",
             "The operand takes no .indirect() view.",
             "nki.isa: tensor indirection of each instruction",

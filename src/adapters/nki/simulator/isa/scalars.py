@@ -31,6 +31,7 @@ from trnport.adapters.nki.simulator.tensor import NkiTensor
 __all__ = ["tensor_scalar"]
 
 _UNKNOWN = _engine.unknown
+_GPSIMD_RSQRT = 4  # "NKI engine selection": cycles per element, four times the scalar engine's
 _ACT_FORMS = {("multiply", "add"), ("multiply", ""), ("add", "")}
 
 
@@ -84,7 +85,8 @@ def tensor_scalar(
         if second is not None:
             values = step(me, "operand1", second, values, operand1, reverse1, data)
         write(dst, values, me)
-    count(me, where, data.free_size, one_input(where, dst, data))
+    cycles = one_input(where, dst, data)
+    count(me, where, data.free_size, _GPSIMD_RSQRT * cycles if where == "gpsimd" else cycles)
     return NkiInstruction(me)
 
 
