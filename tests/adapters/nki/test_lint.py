@@ -2,10 +2,13 @@
 """The lint of the Python subset: one violation per rule, and kernels that are clean."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from trnport.adapters.nki.simulator.lint import Finding, lint
+
+KERNELS = sorted((Path(__file__).parents[3] / "src/adapters/nki/kernels").glob("*.py"))
 
 HEAD = """\
 from dataclasses import dataclass
@@ -203,6 +206,11 @@ def test_a_clean_kernel_has_no_findings() -> None:
     assert lint(CLEAN) == []
 
 
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_our_kernels_are_clean(path: Path) -> None:
+    assert lint(path.read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize(("rule", "source", "text"), CASES, ids=lambda value: str(value)[-40:])
 def test_one_violation_is_found_once_on_its_line(rule: str, source: str, text: str) -> None:
     findings = lint(source)
@@ -274,7 +282,7 @@ def test_functions_are_linted_through_their_source() -> None:
     assert lint(returns_identity) == []
     (finding,) = lint(compares_identity)
     assert finding.rule == "NKI-LINT-IDENTITY"
-    here = __import__("pathlib").Path(__file__).read_text(encoding="utf-8").splitlines()
+    here = Path(__file__).read_text(encoding="utf-8").splitlines()
     assert "if y is None" in here[finding.line - 1]
 
 
