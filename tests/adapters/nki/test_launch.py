@@ -193,8 +193,14 @@ def test_an_error_on_one_core_ends_the_launch() -> None:
         nisa.core_barrier(x, (0, 1))
         return x
 
-    with pytest.raises(KeyError, match="mine"):
-        simulate(kernel, lnc=2)(np.ones((2, 2), np.float32))
+    def first(x: Any) -> Any:
+        if nl.program_id() == 0:
+            raise KeyError("mine")
+        return x
+
+    for failing in (kernel, first):
+        with pytest.raises(KeyError, match="mine"):
+            simulate(failing, lnc=2)(np.ones((2, 2), np.float32))
 
 
 def test_shared_memory_is_matched_by_order() -> None:

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from trnport.adapters.nki.simulator import machine
 from trnport.adapters.nki.simulator.memory import PSUM, MemoryRegion, legal_start
 from trnport.adapters.nki.simulator.rules import violation
 from trnport.adapters.nki.simulator.targets import PARTITIONS
 from trnport.adapters.nki.simulator.tensor import NkiTensor
+
+EnumT = TypeVar("EnumT", bound=Enum)
 
 
 def partitions(t: NkiTensor) -> int:
@@ -106,6 +109,17 @@ def require_parameter(instruction: str, name: str, value: Any, allowed: Collecti
     """Refuse a parameter value that is not among `allowed`."""
     if value not in allowed:
         violation("NKI-PARAMETER", instruction, name, value, ", ".join(str(v) for v in allowed))
+
+
+def require_enum(instruction: str, name: str, value: Any, kind: type[EnumT]) -> EnumT:
+    """Return an enum member; older kernels pass its number, which only `strict=False` accepts."""
+    if isinstance(value, kind):
+        return value
+    if value in [member.value for member in kind]:
+        violation("NKI-ENUM", instruction, name, repr(value), f"nisa.{kind.__name__} members")
+        return kind(value)
+    violation("NKI-PARAMETER", instruction, name, repr(value), f"nisa.{kind.__name__} members")
+    raise AssertionError
 
 
 def require_generation(instruction: str, generation: int, what: str = "target") -> None:

@@ -39,7 +39,9 @@ class Rendezvous:
     def taking_turns(self, index: int) -> Iterator[None]:
         """Run one core's kernel: wait for its turn first, pass the turn on at the end."""
         with self._state:
-            self._state.wait_for(lambda: self._turn == index)
+            self._state.wait_for(lambda: self._turn == index or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
         try:
             yield
         except BaseException:

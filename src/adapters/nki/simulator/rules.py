@@ -121,6 +121,12 @@ add(
         "nki.isa: parameters of each instruction",
     ),
     Rule(
+        "NKI-ENUM",
+        "Modes are enum members, not their numbers.",
+        "NKI 0.3 release notes: enums",
+        relaxed=True,
+    ),
+    Rule(
         "NKI-TARGET",
         "The instruction or option must exist on the target.",
         "nki.isa: notes on NeuronCore versions",

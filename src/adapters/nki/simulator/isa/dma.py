@@ -90,6 +90,10 @@ def dma_copy(
     check.require_buffer("dma_copy", "src", src, *_REACHED)
     if dst.size != src.size:
         violation("NKI-SHAPE", "dma_copy", "dst elements", dst.size, f"{src.size} as in src")
+    if type(dge_mode) is not _dge:
+        dge_mode = check.require_enum("dma_copy", "dge_mode", dge_mode, _dge)
+    if type(oob_mode) is not _oob:
+        oob_mode = check.require_enum("dma_copy", "oob_mode", oob_mode, _oob)
     if dst.lookup is None and src.lookup is None:
         if dge_mode is not _dge.unknown or oob_mode is not _oob.error or priority is not None:
             _check_static("dma_copy", dst, src, priority, oob_mode, dge_mode, engine)
@@ -138,7 +142,7 @@ def _check_static(
     dge_mode: Any,
     engine: Any,
 ) -> None:
-    _check_modes(instruction, priority, dge_mode)
+    _check_priority(instruction, priority)
     if oob_mode is _oob.skip:
         violation("NKI-DMA-OOB-MODE", instruction, "oob_mode", "skip on static views", "error")
     if dge_mode is _dge.hwdge:
@@ -151,15 +155,14 @@ def _check_static(
         violation("NKI-DMA-DGE", instruction, "engine", engine.name, "only with hwdge")
 
 
-def _check_modes(instruction: str, priority: int | None, dge_mode: Any) -> None:
-    check.require_parameter(instruction, "dge_mode", dge_mode, tuple(_dge))
+def _check_priority(instruction: str, priority: int | None) -> None:
     if priority is not None:
         check.require_generation(instruction, 4, "priority")
         check.require_parameter(instruction, "priority", priority, (0, 1, 2, 3))
 
 
 def _check_dynamic(dst: NkiTensor, src: NkiTensor, priority: int | None, dge_mode: Any) -> None:
-    _check_modes("dma_copy", priority, dge_mode)
+    _check_priority("dma_copy", priority)
     if dge_mode is _dge.none:
         violation("NKI-DMA-DGE", "dma_copy", "dge_mode", "none with a dynamic address", "swdge")
     for name, t in (("dst", dst), ("src", src)):
@@ -224,7 +227,9 @@ def dma_transpose(
     instruction = "dma_transpose"
     check.require_buffer(instruction, "dst", dst, SBUF)
     check.require_buffer(instruction, "src", src, *_REACHED)
-    _check_modes(instruction, priority, dge_mode)
+    _check_priority(instruction, priority)
+    dge_mode = check.require_enum(instruction, "dge_mode", dge_mode, _dge)
+    oob_mode = check.require_enum(instruction, "oob_mode", oob_mode, _oob)
     check.require_same_dtype(instruction, dst, src)
     order = _AXES.get(src.ndim)
     if order is None:
@@ -342,7 +347,7 @@ def dma_compute(
         check.require_buffer(instruction, f"srcs[{i}]", src, *_REACHED)
         if src.size != dst.size:
             violation("NKI-SHAPE", instruction, f"srcs[{i}] elements", src.size, dst.size)
-    skip = oob_mode is _oob.skip
+    skip = check.require_enum(instruction, "oob_mode", oob_mode, _oob) is _oob.skip
     if any(t.lookup is not None for t in (dst, *srcs)):
         _modify(dst, srcs, unique_indices=unique_indices, skip=skip)
     else:
