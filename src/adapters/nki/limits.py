@@ -39,39 +39,39 @@ def _limits(**sizes: tuple[int, str]) -> Limits:
     )
 
 
-_ROWS_IN_SBUF = "a row of every partition is held in SBUF"
-_HEAD = "two contractions of 128 make a score"
+_ROW = "a row stands on one partition, several times"
+_TURNED = "the transposed inputs of 128 tokens are held in SBUF"
+_KEYS = "the keys and values of one head are held in SBUF"
+_HEAD = "a score is two contractions of 128"
+_BLOCK = "the scores of a block are one PSUM bank"
 _SLOTS = "slots are divided in fp32"
-_HEADS_ON_PARTITIONS = "the query heads of a row stand on the partitions"
 
-_PAGED = {
-    "head_dim": (256, _HEAD),
-    "block_size": (512, "a block is a PSUM bank of scores at most"),
-}
+_PRODUCT = _limits(inputs=(24576, _TURNED))
 
 LIMITS: MappingProxyType[str, Limits] = MappingProxyType(
     {
-        "rms_norm": _limits(hidden=(12288, _ROWS_IN_SBUF)),
-        "rope": _limits(heads_times_dim=(8192, _ROWS_IN_SBUF)),
-        "qkv_proj": _limits(inputs=(28672, _ROWS_IN_SBUF)),
-        "o_proj": _limits(inputs=(28672, _ROWS_IN_SBUF)),
-        "linear": _limits(inputs=(28672, _ROWS_IN_SBUF)),
-        "mlp": _limits(hidden=(16384, _ROWS_IN_SBUF), intermediate=(32768, _ROWS_IN_SBUF)),
-        "kv_write": _limits(slots=(2**22, _SLOTS), heads_times_dim=(16384, _ROWS_IN_SBUF)),
-        "prefill_attention": _limits(
-            head_dim=(256, _HEAD), tokens=(8192, "a head's keys are held in SBUF")
-        ),
+        "rms_norm": _limits(hidden=(10240, _ROW)),
+        "rope": _limits(heads_times_dim=(8192, _ROW)),
+        "qkv_proj": _PRODUCT,
+        "o_proj": _PRODUCT,
+        "linear": _PRODUCT,
+        "mlp": _limits(hidden_and_intermediate=(36608, _TURNED)),
+        "kv_write": _limits(slots=(2**22, _SLOTS), heads_times_dim=(16384, _ROW)),
+        "prefill_attention": _limits(head_dim=(256, _HEAD), keys_times_dim=(2**21, _KEYS)),
         "prefill_attention_with_prior": _limits(
-            tokens=(4096, "a head's keys are held in SBUF"),
-            context=(8192, "a head's keys are held in SBUF"),
-            **_PAGED,
+            head_dim=(256, _HEAD),
+            block_size=(512, _BLOCK),
+            keys_times_dim=(2**21, _KEYS),
         ),
         "decode_attention": _limits(
-            q_heads=(128, _HEADS_ON_PARTITIONS), context=(2**20, _SLOTS), **_PAGED
+            head_dim=(256, _HEAD),
+            block_size=(512, _BLOCK),
+            q_heads=(128, "the query heads of a row stand on the partitions"),
+            context=(2**17, "the mask of a row is held in SBUF"),
         ),
         "top_k": _limits(
             columns=(2**22, "columns are numbered in fp32"),
-            candidates=(16384, "the winners of all pieces are one search"),
+            candidates=(8192, "the winners of all pieces are one search"),
         ),
     }
 )

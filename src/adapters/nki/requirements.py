@@ -32,7 +32,7 @@ def product_reason(operator: str, x: Tensor, weight: Tensor) -> str:
 def mlp_reason(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> str:
     """For ``mlp``."""
     reason = _dtype(x.dtype, gate.dtype, up.dtype, down.dtype) or _layout(gate, up, down)
-    return reason or too_large("mlp", hidden=x.shape[-1], intermediate=gate.shape[1])
+    return reason or too_large("mlp", hidden_and_intermediate=sum(gate.shape))
 
 
 def write_reason(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str:
@@ -55,7 +55,11 @@ def attention_reason(
     """For ``prefill_attention``, and with a cache for ``decode_attention``."""
     reason = _dtype(q.dtype) or _scale(scale)
     if k_cache is None or v_cache is None or block_table is None:
-        return reason or too_large("prefill_attention", head_dim=q.shape[2], tokens=q.shape[0])
+        return reason or too_large(
+            "prefill_attention",
+            head_dim=q.shape[2],
+            keys_times_dim=_key_elements(q.shape[0], q.shape[2]),
+        )
     block_size = k_cache.shape[2]
     return (
         reason
@@ -84,9 +88,8 @@ def prior_reason(
         or too_large(
             "prefill_attention_with_prior",
             head_dim=q.shape[2],
-            tokens=q.shape[0],
             block_size=block_size,
-            context=block_table.shape[1] * block_size,
+            keys_times_dim=_key_elements(q.shape[0] + block_table.numel() * block_size, q.shape[2]),
         )
     )
 
@@ -97,7 +100,7 @@ def top_k_reason(logits: Tensor, k: int) -> str:
         return f"dtype {logits.dtype}"
     columns = logits.shape[1]
     pieces = -(-columns // PIECE)
-    candidates = pieces * -(-k // EIGHT) * EIGHT if pieces > 1 else 0
+    candidates = pieces * -(-k // EIGHT) * EIGHT
     return too_large("top_k", columns=columns, candidates=candidates)
 
 
@@ -119,6 +122,11 @@ def _cache(*caches: Tensor) -> str:
         if not cache.is_contiguous():
             return "a cache is not contiguous"
     return ""
+
+
+def _key_elements(keys: int, head_dim: int) -> int:
+    """Elements of a head's keys with their dimensions padded to whole contractions."""
+    return keys * -(-head_dim // 128) * 128
 
 
 def _block_size(block_size: int) -> str:

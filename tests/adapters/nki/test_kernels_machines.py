@@ -182,3 +182,46 @@ def test_fp8_caches_are_read_and_written() -> None:
 def test_a_machine_that_does_not_exist_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NkiKernels(REFERENCE, **options)
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int32)
+
+
+LARGEST: dict[str, Callable[[Kernels], object]] = {
+    "rms_norm": lambda k: k.rms_norm(torch.zeros(129, 10240), torch.zeros(10240), 1.0),
+    "rope": lambda k: k.rope(*[torch.zeros(129, 32, 256)] * 2, *[torch.zeros(129, 128)] * 2),
+    "linear": lambda k: k.linear(torch.zeros(129, 24576), torch.zeros(24576, 8)),
+    "kv_write": lambda k: k.kv_write(
+        *[torch.zeros(129, 64, 256)] * 2, *[torch.zeros(4, 64, 64, 256)] * 2, torch.arange(129)
+    ),
+    "prefill": lambda k: k.prefill_attention(
+        torch.zeros(8192, 1, 256),
+        *[torch.zeros(8192, 1, 256)] * 2,
+        torch.ones(8192, dtype=torch.bool),
+        scale=1.0,
+        sliding_window=1,
+    ),
+    "prior": lambda k: k.prefill_attention_with_prior(
+        *[torch.zeros(128, 1, 256)] * 3,
+        torch.ones(128, dtype=torch.bool),
+        *[torch.zeros(4, 1, 128, 256)] * 2,
+        ones(1, 63),
+        ones(1, 1) * 8000,
+        scale=1.0,
+    ),
+    "decode": lambda k: k.decode_attention(
+        torch.zeros(1, 128, 256),
+        *[torch.zeros(4, 1, 512, 256)] * 2,
+        ones(1, 8),
+        ones(1) * 4095,
+        scale=1.0,
+    ),
+    "top_k": lambda k: k.top_k(torch.zeros(128, 16384), 64),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_sizes_fit_on_a_core(name: str) -> None:
+    """In fp32; the simulator refuses what SBUF or PSUM cannot hold."""
+    LARGEST[name](nki())

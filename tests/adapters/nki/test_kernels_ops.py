@@ -108,7 +108,7 @@ def test_a_call_past_the_limits_falls_back_and_says_so_once(
         for _ in range(2):
             got = kernels.prefill_attention(q, q, q, valid, scale=0.1)
     assert torch.equal(got, reference.prefill_attention(q, q, q, valid, scale=0.1))
-    reason = "head_dim above 256: two contractions of 128 make a score"
+    reason = "head_dim above 256: a score is two contractions of 128"
     assert kernels.coverage() == {"prefill_attention": {"nki": 0, "fallback": {reason: 2}}}
     told = capsys.readouterr()
     assert (caplog.text + told.out + told.err).count(reason) == 1
@@ -120,7 +120,7 @@ def test_a_call_past_the_limits_falls_back_and_says_so_once(
         (lambda k: k.rms_norm(normal(2, 8).half(), normal(8).half(), 1.0), "dtype torch.float16"),
         (lambda k: k.linear(normal(2, 8), normal(8, 8).bfloat16()), "dtypes torch.float32 and"),
         (lambda k: k.linear(normal(2, 8), normal(8, 8).T), "not contiguous"),
-        (lambda k: k.rms_norm(normal(1, 20000), normal(20000), 1.0), "hidden above 12288"),
+        (lambda k: k.rms_norm(normal(1, 20000), normal(20000), 1.0), "hidden above 10240"),
         (lambda k: k.prefill_attention(*QKV, TRUE, scale=-1.0), "scale of 0 or less"),
         (
             lambda k: k.decode_attention(
@@ -132,7 +132,7 @@ def test_a_call_past_the_limits_falls_back_and_says_so_once(
             lambda k: k.kv_write(*QKV[1:], *[CACHE.to(torch.float8_e4m3fn)] * 2, torch.arange(5)),
             "cache of torch.float8_e4m3fn",
         ),
-        (lambda k: k.top_k(torch.zeros(1, 20000), 9000), "candidates above 16384"),
+        (lambda k: k.top_k(torch.zeros(1, 20000), 9000), "candidates above 8192"),
     ],
 )
 def test_strict_kernels_refuse_what_they_cannot_take(call: Any, reason: str) -> None:

@@ -46,7 +46,7 @@ def moe_all_experts(x: Any, affinities: Any, gate: Any, up: Any, down: Any) -> A
         mixed = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=mixed, value=0.0)
         for e in range(experts):
-            hidden = gated(turned, width, gate[e], up[e], None, None, False, False)
+            hidden = gated(turned, (gate[e], up[e]), (None, None), (False, False))
             for first in range(0, width, BANK):
                 size = min(BANK, width - first)
                 sums = product(hidden, down[e], first, size)

@@ -22,12 +22,13 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     """
     total, width = x.shape
     out = nl.ndarray((total, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    most = min(PARTITIONS, total)
+    scale = load(row_vector(weight, 0, width, most), (most, width), x.dtype)
     for i in my_share(tiles_of(total, PARTITIONS)):
         start = i * PARTITIONS
         rows = min(PARTITIONS, total - start)
         tile = load(x[start : start + rows, :], (rows, width), x.dtype)
-        scale = load(row_vector(weight, 0, width, rows), (rows, width), x.dtype)
-        nisa.dma_copy(dst=out[start : start + rows, :], src=normalised(tile, scale, eps))
+        nisa.dma_copy(dst=out[start : start + rows, :], src=normalised(tile, scale[0:rows, :], eps))
     return out
 
 
@@ -46,15 +47,16 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
     total, width = x.shape
     out = nl.ndarray((total, width), dtype=x.dtype, buffer=nl.shared_hbm)
     sums = nl.ndarray((total, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    most = min(PARTITIONS, total)
+    scale = load(row_vector(weight, 0, width, most), (most, width), x.dtype)
     for i in my_share(tiles_of(total, PARTITIONS)):
         start = i * PARTITIONS
         rows = min(PARTITIONS, total - start)
         tile = load(x[start : start + rows, :], (rows, width), x.dtype)
         other = load(residual[start : start + rows, :], (rows, width), x.dtype)
-        scale = load(row_vector(weight, 0, width, rows), (rows, width), x.dtype)
         nisa.tensor_tensor(dst=tile, data1=tile, data2=other, op=nl.add)
         nisa.dma_copy(dst=sums[start : start + rows, :], src=tile)
-        nisa.dma_copy(dst=out[start : start + rows, :], src=normalised(tile, scale, eps))
+        nisa.dma_copy(dst=out[start : start + rows, :], src=normalised(tile, scale[0:rows, :], eps))
     return out, sums
 
 

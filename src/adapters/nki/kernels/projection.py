@@ -7,17 +7,16 @@ from typing import Any
 
 from trnport.adapters.nki.kernels.tiles import (
     BANK,
+    BLOCK_BYTES,
     PARTITIONS,
     load,
     load_transposed,
     my_share,
     row_vector,
     tiles_of,
+    tokens_per_block,
 )
 from trnport.adapters.nki.nki import nisa, nl
-
-TOKENS_PER_BLOCK = 512
-"""Tokens that share one pass over the weight: four PSUM banks, and above the ridge point."""
 
 
 def linear(x: Any, weight: Any, bias: Any, has_bias: bool) -> Any:
@@ -34,24 +33,39 @@ def linear(x: Any, weight: Any, bias: Any, has_bias: bool) -> Any:
     """
     total, columns = x.shape[0], weight.shape[1]
     out = nl.ndarray((total, columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    for start in range(0, total, TOKENS_PER_BLOCK):
-        count = min(TOKENS_PER_BLOCK, total - start)
+    block = tokens_per_block(tiles_of(x.shape[1], PARTITIONS), x.dtype, BLOCK_BYTES)
+    for start in range(0, total, block):
+        count = min(block, total - start)
         turned = load_transposed(x, start, count)
         for n in my_share(tiles_of(columns, BANK)):
             first = n * BANK
             size = min(BANK, columns - first)
             sums = product(turned, weight, first, size)
-            for i in range(len(sums)):
-                rows = sums[i].shape[0]
-                tile = nl.ndarray((rows, size), dtype=x.dtype, buffer=nl.sbuf)
-                if has_bias:
-                    added = load(row_vector(bias, first, size, rows), (rows, size), bias.dtype)
-                    nisa.tensor_tensor(dst=tile, data1=sums[i], data2=added, op=nl.add)
-                else:
-                    nisa.tensor_copy(dst=tile, src=sums[i])
-                at = start + i * PARTITIONS
-                nisa.dma_copy(dst=out[at : at + rows, first : first + size], src=tile)
+            store_columns(out, sums, (start, first), bias, has_bias)
     return out
+
+
+def store_columns(out: Any, sums: Any, where: tuple[int, int], bias: Any, has_bias: bool) -> None:
+    """Cast, add a bias and store.
+
+    Args:
+        out: ``[T, N]`` in HBM.
+        sums: Fp32 tiles ``[rows, size]`` in PSUM, one for each 128 rows.
+        where: First row and first column.
+        bias: ``[N]`` in HBM, or None.
+        has_bias: Whether to add the bias.
+    """
+    start, first = where
+    for i in range(len(sums)):
+        rows, size = sums[i].shape
+        tile = nl.ndarray((rows, size), dtype=out.dtype, buffer=nl.sbuf)
+        if has_bias:
+            added = load(row_vector(bias, first, size, rows), (rows, size), bias.dtype)
+            nisa.tensor_tensor(dst=tile, data1=sums[i], data2=added, op=nl.add)
+        else:
+            nisa.tensor_copy(dst=tile, src=sums[i])
+        at = start + i * PARTITIONS
+        nisa.dma_copy(dst=out[at : at + rows, first : first + size], src=tile)
 
 
 def product(turned: Any, weight: Any, first: int, size: int) -> list[Any]:

@@ -14,6 +14,30 @@ BANK = 512
 """Fp32 elements of a PSUM bank, and most columns of a moving operand."""
 
 
+BLOCK_BYTES = 98304
+"""Bytes per partition that a block of tokens may take, so that two stages fit side by side."""
+
+LOADED = 2048
+"""Columns of a row-wise load that is transposed afterwards."""
+
+
+def bytes_of(dtype: Any) -> int:
+    """Bytes of an element of the dtypes that products take."""
+    return 4 if dtype == nl.float32 else 2
+
+
+def tokens_per_block(slices: int, dtype: Any, bytes_allowed: int) -> int:
+    """Tokens whose transposed columns fit, 128 to 512: above 218 products are compute-bound.
+
+    Args:
+        slices: Slices of 128 columns.
+        dtype: Dtype of the columns.
+        bytes_allowed: Per partition.
+    """
+    fitting = bytes_allowed // (slices * bytes_of(dtype))
+    return max(PARTITIONS, min(BANK, fitting // PARTITIONS * PARTITIONS))
+
+
 def tiles_of(total: int, size: int) -> int:
     """How many tiles of ``size`` cover ``total``."""
     return (total + size - 1) // size
@@ -70,11 +94,12 @@ def load_transposed(x: Any, start: int, count: int) -> Any:
     turned = nl.ndarray((PARTITIONS, slices, count), dtype=x.dtype, buffer=nl.sbuf)
     for first in range(0, count, PARTITIONS):
         rows = min(PARTITIONS, count - first)
-        tile = load(x[start + first : start + first + rows, :], (rows, width), x.dtype)
-        for s in range(slices):
-            columns = min(PARTITIONS, width - s * PARTITIONS)
-            transpose_into(
-                turned[0:columns, s, first : first + rows],
-                tile[:, s * PARTITIONS : s * PARTITIONS + columns],
-            )
+        for left in range(0, width, LOADED):
+            columns = min(LOADED, width - left)
+            source = x[start + first : start + first + rows, left : left + columns]
+            tile = load(source, (rows, columns), x.dtype)
+            for at in range(0, columns, PARTITIONS):
+                part = min(PARTITIONS, columns - at)
+                s = (left + at) // PARTITIONS
+                transpose_into(turned[0:part, s, first : first + rows], tile[:, at : at + part])
     return turned

@@ -71,20 +71,9 @@ def search_pieces(logits: Any, width: int, k: int) -> tuple[Any, Any]:
     values = nl.ndarray((rows, pieces * kept), dtype=nl.float32, buffer=nl.sbuf)
     columns = nl.ndarray((rows, pieces * kept), dtype=nl.uint32, buffer=nl.sbuf)
     for p in range(pieces):
-        first = p * WIDTH
-        count = min(WIDTH, width - first)
-        tile = nl.ndarray((rows, max(EIGHT, count)), dtype=nl.float32, buffer=nl.sbuf)
-        if count < EIGHT:
-            nisa.memset(dst=tile, value=TAKEN)
-        nisa.dma_copy(dst=tile[:, 0:count], src=logits[:, first : first + count])
-        nisa.tensor_scalar(
-            dst=tile[:, 0:count], data=tile[:, 0:count], op0=nl.maximum, operand0=FLOOR
-        )
-        at = p * kept
-        search(tile, values[:, at : at + kept], columns[:, at : at + kept])
-        if p > 0:
-            piece = columns[:, at : at + kept]
-            nisa.tensor_scalar(dst=piece, data=piece, op0=nl.add, operand0=float(first))
+        first, at = p * WIDTH, p * kept
+        piece = logits[:, first : min(first + WIDTH, width)]
+        search_piece(piece, first, values[:, at : at + kept], columns[:, at : at + kept])
     if pieces > 1:
         best = nl.ndarray((rows, kept), dtype=nl.float32, buffer=nl.sbuf)
         places = nl.ndarray((rows, kept), dtype=nl.uint32, buffer=nl.sbuf)
@@ -94,6 +83,26 @@ def search_pieces(logits: Any, width: int, k: int) -> tuple[Any, Any]:
         values, columns = best, chosen
     restore_infinity(values)
     return values, columns
+
+
+def search_piece(logits: Any, first: int, values: Any, columns: Any) -> None:
+    """Search rows of at most 16384 columns.
+
+    Args:
+        logits: ``[P, F]`` in HBM.
+        first: Column of the whole row at which they start.
+        values: ``[P, 8 * rounds]`` fp32, filled.
+        columns: Like ``values``, uint32, filled with columns of the whole row.
+    """
+    rows, count = logits.shape
+    tile = nl.ndarray((rows, max(EIGHT, count)), dtype=nl.float32, buffer=nl.sbuf)
+    if count < EIGHT:
+        nisa.memset(dst=tile, value=TAKEN)
+    nisa.dma_copy(dst=tile[:, 0:count], src=logits)
+    nisa.tensor_scalar(dst=tile[:, 0:count], data=tile[:, 0:count], op0=nl.maximum, operand0=FLOOR)
+    search(tile, values, columns)
+    if first > 0:
+        nisa.tensor_scalar(dst=columns, data=columns, op0=nl.add, operand0=float(first))
 
 
 def search(tile: Any, values: Any, columns: Any) -> None:
