@@ -82,14 +82,16 @@ def gated(
     weights: tuple[Any, Any],
     biases: tuple[Any, Any],
     has_bias: tuple[bool, bool],
+    clamp: tuple[float, float] = (0.0, 1.0),
 ) -> Any:
-    """``silu(x @ gate) * (x @ up)``, transposed.
+    """``silu(x @ gate) * (x @ up)``, transposed, or the clamped form of GPT-OSS.
 
     Args:
         turned: ``[128, ceil(H / 128), count]`` from :func:`tiles.load_transposed`.
         weights: Gate and up, ``[H, I]`` in HBM.
         biases: ``[I]`` in HBM, or None.
         has_bias: Whether to add each bias.
+        clamp: Limit and alpha of :func:`clamped_product`; a limit of 0 for SwiGLU.
 
     Returns:
         ``[128, ceil(I / 128), count]`` in SBUF, laid out like ``turned``.
@@ -104,26 +106,75 @@ def gated(
         for i in range(len(opened)):
             at = first + i * PARTITIONS
             rows = opened[i].shape[0]
-            silu = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-            if has_bias[0]:
-                column = load(column_vector(biases[0], at, rows), (rows, 1), nl.float32)
-                nisa.activation(dst=silu, op=nl.silu, data=opened[i], bias=column)
-            else:
-                nisa.activation(dst=silu, op=nl.silu, data=opened[i])
+            gate_bias = bias_column(biases[0], at, rows, has_bias[0])
+            up_bias = bias_column(biases[1], at, rows, has_bias[1])
             target = hidden[0:rows, at // PARTITIONS, :]
-            if has_bias[1]:
-                column = load(column_vector(biases[1], at, rows), (rows, 1), nl.float32)
-                nisa.scalar_tensor_tensor(
-                    dst=target,
-                    data=passed[i],
-                    op0=nl.add,
-                    operand0=column,
-                    op1=nl.multiply,
-                    operand1=silu,
-                )
+            if clamp[0] > 0:
+                clamped_product(target, opened[i], passed[i], (gate_bias, up_bias), clamp)
             else:
-                nisa.tensor_tensor(dst=target, data1=passed[i], data2=silu, op=nl.multiply)
+                silu_product(target, opened[i], passed[i], (gate_bias, up_bias))
     return hidden
+
+
+def silu_product(dst: Any, opened: Any, passed: Any, biases: tuple[Any, Any]) -> None:
+    """``silu(gate) * up`` of tiles in PSUM, each with its bias, a column or a number."""
+    silu = nl.ndarray(opened.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=silu, op=nl.silu, data=opened, bias=biases[0])
+    nisa.scalar_tensor_tensor(
+        dst=dst,
+        data=passed,
+        op0=nl.add,
+        operand0=biases[1],
+        op1=nl.multiply,
+        operand1=silu,
+    )
+
+
+def clamped_product(
+    dst: Any, opened: Any, passed: Any, biases: tuple[Any, Any], clamp: tuple[float, float]
+) -> None:
+    """``gate * sigmoid(alpha * gate) * (up + 1)`` with gate and up limited first (GPT-OSS).
+
+    Args:
+        dst: ``[P, F]``.
+        opened: Gate before its bias, ``[P, F]`` in PSUM.
+        passed: Up before its bias, likewise.
+        biases: Columns ``[P, 1]`` or numbers.
+        clamp: The limit, of gate from above and of up on both sides, and alpha.
+    """
+    limit, alpha = clamp
+    gate = nl.ndarray(opened.shape, dtype=nl.float32, buffer=nl.sbuf)
+    share = nl.ndarray(opened.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=gate,
+        data=opened,
+        op0=nl.add,
+        operand0=biases[0],
+        op1=nl.minimum,
+        operand1=limit,
+    )
+    nisa.activation(dst=share, op=nl.sigmoid, data=gate, scale=alpha)
+    nisa.tensor_tensor(dst=gate, data1=gate, data2=share, op=nl.multiply)
+    nisa.tensor_scalar(
+        dst=share,
+        data=passed,
+        op0=nl.add,
+        operand0=biases[1],
+        op1=nl.minimum,
+        operand1=limit,
+    )
+    nisa.tensor_scalar(
+        dst=share, data=share, op0=nl.maximum, operand0=-limit, op1=nl.add, operand1=1.0
+    )
+    nisa.tensor_tensor(dst=dst, data1=gate, data2=share, op=nl.multiply)
+
+
+def bias_column(bias: Any, start: int, size: int, present: bool) -> Any:
+    """``bias[start : start + size]`` as a column ``[size, 1]`` fp32 in SBUF, or 0.0."""
+    if not present:
+        return 0.0
+    column = bias.reshape((bias.shape[0], 1))[start : start + size, :]
+    return load(column, (size, 1), nl.float32)
 
 
 def turned_product(turned: Any, weight: Any, first: int, size: int) -> list[Any]:
@@ -145,8 +196,3 @@ def turned_product(turned: Any, weight: Any, first: int, size: int) -> list[Any]
                 moving=turned[0:part, s, :],
             )
     return sums
-
-
-def column_vector(vector: Any, start: int, size: int) -> Any:
-    """View ``vector[start : start + size]`` in HBM as ``[size, 1]``."""
-    return vector.reshape((vector.shape[0], 1))[start : start + size, :]

@@ -17,13 +17,26 @@ from trnport.adapters.nki.kernels.tiles import (
     load,
     load_transposed,
     my_share,
+    row_vector,
     tiles_of,
 )
 from trnport.adapters.nki.nki import nisa, nl
 
 
-def moe_all_experts(x: Any, affinities: Any, gate: Any, up: Any, down: Any) -> Any:
-    """Sum over experts of ``affinity * ((silu(x @ gate) * (x @ up)) @ down)``, in fp32.
+def moe_all_experts(
+    x: Any,
+    affinities: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    gate_bias: Any,
+    up_bias: Any,
+    down_bias: Any,
+    has_bias: bool,
+    limit: float,
+    alpha: float,
+) -> Any:
+    """Sum over experts of ``affinity * expert(x)``, in fp32.
 
     Args:
         x: ``[T, H]``.
@@ -31,6 +44,12 @@ def moe_all_experts(x: Any, affinities: Any, gate: Any, up: Any, down: Any) -> A
         gate: ``[E, H, I]``, dtype of ``x``.
         up: Like ``gate``.
         down: ``[E, I, H]``.
+        gate_bias: ``[E, I]``, or None.
+        up_bias: Like ``gate_bias``.
+        down_bias: ``[E, H]``, or None.
+        has_bias: Whether there are biases, all three.
+        limit: Of GPT-OSS's clamped activation; 0 for SwiGLU.
+        alpha: Of the same.
 
     Returns:
         ``[T, H]`` in the dtype of ``x``.
@@ -46,20 +65,43 @@ def moe_all_experts(x: Any, affinities: Any, gate: Any, up: Any, down: Any) -> A
         mixed = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=mixed, value=0.0)
         for e in range(experts):
-            hidden = gated(turned, (gate[e], up[e]), (None, None), (False, False))
-            for first in range(0, width, BANK):
-                size = min(BANK, width - first)
-                sums = product(hidden, down[e], first, size)
-                part = mixed[:, first : first + size]
-                nisa.scalar_tensor_tensor(
-                    dst=part,
-                    data=sums[0],
-                    op0=nl.multiply,
-                    operand0=weights[:, e : e + 1],
-                    op1=nl.add,
-                    operand1=part,
-                )
+            biases = (gate_bias[e], up_bias[e]) if has_bias else (None, None)
+            hidden = gated(turned, (gate[e], up[e]), biases, (has_bias, has_bias), (limit, alpha))
+            last = down_bias[e] if has_bias else None
+            add_expert(mixed, hidden, down[e], last, weights[:, e : e + 1], has_bias)
         result = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(dst=result, src=mixed)
         nisa.dma_copy(dst=out[start : start + rows, :], src=result)
     return out
+
+
+def add_expert(
+    mixed: Any, hidden: Any, down: Any, bias: Any, affinity: Any, has_bias: bool
+) -> None:
+    """Add ``affinity * (hidden @ down + bias)``.
+
+    Args:
+        mixed: ``[P, H]`` fp32 in SBUF, changed.
+        hidden: ``[128, ceil(I / 128), P]`` in SBUF.
+        down: ``[I, H]`` in HBM.
+        bias: ``[H]`` in HBM, or None.
+        affinity: ``[P, 1]`` fp32 in SBUF.
+        has_bias: Whether to add the bias.
+    """
+    rows, width = mixed.shape
+    for first in range(0, width, BANK):
+        size = min(BANK, width - first)
+        data = product(hidden, down, first, size)[0]
+        if has_bias:
+            added = load(row_vector(bias, first, size, rows), (rows, size), nl.float32)
+            nisa.tensor_tensor(dst=added, data1=data, data2=added, op=nl.add)
+            data = added
+        part = mixed[:, first : first + size]
+        nisa.scalar_tensor_tensor(
+            dst=part,
+            data=data,
+            op0=nl.multiply,
+            operand0=affinity,
+            op1=nl.add,
+            operand1=part,
+        )

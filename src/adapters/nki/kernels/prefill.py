@@ -58,7 +58,7 @@ def prefill_attention(
             reach = own_reach(start, min(PARTITIONS, total - start), window)
             chunks, masks = own_views(own, valid, start, reach, window)
             write_heads(q, out, chunks, masks, sinks, (start, h, heads), scale, has_sinks)
-        own, chunks = None, None  # before the next head's keys take the same memory
+        own, chunks = [], []  # before the next head's keys take the same memory
     return out
 
 
@@ -121,7 +121,7 @@ def prefill_attention_with_prior(
                 chunks.append(prior[i])
                 masks.append(cached_mask(block_table, 0, first, count, block_size, cached_reach))
             write_heads(q, out, chunks, masks, sinks, (start, h, heads), scale, has_sinks)
-        own, prior, chunks = None, None, None  # as above
+        own, prior, chunks = [], [], []  # as above
     return out
 
 
