@@ -212,6 +212,31 @@ def test_shared_memory_is_matched_by_order() -> None:
         simulate(kernel, lnc=2)(np.ones((2, 2), np.float32))
 
 
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("use", ["read", "write", "met"])
+def test_cores_meet_between_a_write_and_the_other_cores_use(gathered: bool, use: str) -> None:
+    def kernel(x: Any, index: Any) -> Any:
+        out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        rows = nl.load(index)
+        there = out.ap([[2, 2], [1, 2]], vector_offset=rows) if gathered else out[0:2]
+        tile = nl.load(x[0:2])
+        if nl.program_id() == 0:
+            isa.dma_copy(dst=there, src=tile)
+        if use == "met":
+            nisa.core_barrier(out, (0, 1))
+        if nl.program_id() == 1:
+            isa.dma_copy(dst=there, src=tile) if use == "write" else isa.dma_copy(tile, there)
+        return out
+
+    arguments = np.ones((4, 2), np.float32), np.array([[1], [3]], np.int32)
+    if use == "met":
+        simulate(kernel, lnc=2)(*arguments)
+        return
+    with breaks("NKI-RACE"):
+        simulate(kernel, lnc=2)(*arguments)
+    simulate(kernel, lnc=2, strict=False)(*arguments)
+
+
 def test_exchange_needs_two_cores() -> None:
     def kernel(x: Any) -> Any:
         nisa.core_barrier(x, (0, 1))

@@ -112,6 +112,11 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
         lambda: check.require_tile("copy", "src", counting((128, 2))[32:96], nl.sbuf),
         lambda: check.require_tile("copy", "src", counting((128, 2))[64:128], nl.sbuf),
     ),
+    (
+        "NKI-VIEW-DIMS",
+        lambda: check.require_tile("copy", "src", counting((2, 1, 2, 1, 2, 1)), nl.sbuf),
+        lambda: check.require_tile("copy", "src", counting((2, 1, 2, 1, 2)), nl.sbuf),
+    ),
     ("NKI-UNWRITTEN", lambda: read(nl.ndarray((2, 2), nl.int8)), None),
     ("NKI-PARAMETER", lambda: nl.ndarray((2, 2), nl.int8, "dram"), None),
     # views
@@ -257,7 +262,7 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
         None,
     ),
     ("NKI-DMA-RMW", lambda: nisa.dma_compute(_tile(16, 8), [_gathered()], nl.add), None),
-    ("NKI-DMA-RMW", lambda: _added(unique_indices=False), lambda: _added()),
+    ("NKI-DMA-RMW", lambda: _added(unique_indices=False), lambda: _added(unique_indices=True)),
     ("NKI-DMA-RMW", lambda: _added(*[3] * 16), None),
     # tensor engine
     ("NKI-BUFFER", lambda: nisa.nc_matmul(_tile(2, 2), _tile(2, 2), _tile(2, 2)), None),
@@ -297,7 +302,11 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ),
     ("NKI-MATMUL-DOUBLE-ROW", lambda: _product(2, 3, 4, **_DOUBLE), None),
     ("NKI-MATMUL-DOUBLE-ROW", lambda: _product(2, 3, 4, "float8_e4m3", **_DOUBLE), None),
-    ("NKI-MATMUL-DOUBLE-ROW", lambda: _doubled(tile_size=(128, 64)), lambda: _doubled()),
+    (
+        "NKI-MATMUL-DOUBLE-ROW",
+        lambda: _doubled(tile_size=(128, 64)),
+        lambda: _doubled(tile_size=()),
+    ),
     ("NKI-MATMUL-DOUBLE-ROW", lambda: _doubled(is_transpose=True), None),
     ("NKI-MATMUL-ACCUMULATE", lambda: _product(2, 3, 4, accumulate=True), None),
     (

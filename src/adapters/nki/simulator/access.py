@@ -32,10 +32,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trnport.adapters.nki.simulator import pattern
+from trnport.adapters.nki.simulator import machine, pattern
 from trnport.adapters.nki.simulator.dtypes import FLOATS, Array, cast
 from trnport.adapters.nki.simulator.handles import VirtualRegister
-from trnport.adapters.nki.simulator.memory import MATMUL, NOTHING, OTHER, PSUM, Storage
+from trnport.adapters.nki.simulator.memory import (
+    MATMUL,
+    NOTHING,
+    OTHER,
+    PSUM,
+    SHARED_HBM,
+    Storage,
+)
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
@@ -44,7 +51,13 @@ add(
         "NKI-WRITE-BROADCAST",
         "A destination names each element once.",
         "nki.language.NkiTensor.broadcast",
-    )
+    ),
+    Rule(
+        "NKI-RACE",
+        "Cores meet between a write to shared HBM and another core's use of it.",
+        "nki.isa.core_barrier",
+        relaxed=True,
+    ),
 )
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -67,8 +80,11 @@ def read(t: NkiTensor, instruction: str = "read") -> Array:
     """
     if t.lookup is not None:
         return gather(t, instruction)[0]
-    if t.storage.mask is not None:
+    storage = t.storage
+    if storage.mask is not None:
         _require_written(t, instruction)
+    if storage.owners is not None:
+        _require_own(_bytes_of(t, storage.owners), t, instruction)
     return t.array()
 
 
@@ -158,6 +174,10 @@ def mark(
         _note_writer(t, storage, MATMUL if matmul else OTHER)
     if storage.aliases:
         storage.clobber()
+    if storage.buffer is SHARED_HBM and machine.current().exchange is not None:
+        owners = _bytes_of(t, _owners(storage))
+        _require_own(owners, t, instruction)
+        owners[...] = machine.current().index + 1
 
 
 def gather(t: NkiTensor, instruction: str, *, skip: bool = False) -> tuple[Array, Array | None]:
@@ -185,6 +205,9 @@ def gather(t: NkiTensor, instruction: str, *, skip: bool = False) -> tuple[Array
     windows, rows, valid = _rows(t, instruction, skip=skip)
     if t.storage.mask is not None:
         _require_rows_written(t, rows if valid is None else rows[valid], instruction)
+    if t.storage.owners is not None:
+        kept = rows if valid is None else rows[valid]
+        _require_own(pattern.windows(t, t.storage.owners)[kept], t, instruction)
     if valid is None:
         return windows[rows], None
     values = np.zeros(t.shape, windows.dtype)
@@ -216,6 +239,10 @@ def scatter(t: NkiTensor, values: Array, instruction: str, *, skip: bool = False
     if t.storage.mask is not None:
         words = pattern.windows(t, t.storage.partial_mask())
         words[rows] = _WRITTEN[words.itemsize]
+    if t.storage.buffer is SHARED_HBM and machine.current().exchange is not None:
+        owners = pattern.windows(t, _owners(t.storage))
+        _require_own(owners[rows], t, instruction)
+        owners[rows] = machine.current().index + 1
 
 
 def _scalar(index: Any, instruction: str) -> int:
@@ -305,6 +332,26 @@ def _bytes_of(t: NkiTensor, memory: Array) -> Array:
         t.offset * size,
         tuple([stride * size for stride in t.strides]),
     )
+
+
+def _owners(storage: Storage) -> Array:
+    if storage.owners is None:
+        storage.owners = np.zeros(storage.raw.size, np.uint8)
+        machine.current().exchange.unsettled.append(storage)
+    return storage.owners
+
+
+def _require_own(owners: Array, t: NkiTensor, instruction: str) -> None:
+    """Refuse elements that the other core wrote since both met; the low byte tells who did."""
+    other = 2 - machine.current().index
+    if ((owners & 0xFF) == other).any():
+        violation(
+            "NKI-RACE",
+            instruction,
+            f"{t}",
+            f"used by core {2 - other} after core {other - 1} wrote it",
+            "nisa.core_barrier between the two",
+        )
 
 
 def _note_writer(t: NkiTensor, storage: Storage, who: int) -> None:

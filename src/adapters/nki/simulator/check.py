@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trnport.adapters.nki.simulator import machine
 from trnport.adapters.nki.simulator.memory import PSUM, MemoryRegion, legal_start
 from trnport.adapters.nki.simulator.rules import violation
-from trnport.adapters.nki.simulator.targets import PARTITIONS
+from trnport.adapters.nki.simulator.targets import PARTITIONS, VIEW_DIMS_MAX
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
 EnumT = TypeVar("EnumT", bound=Enum)
@@ -52,6 +52,8 @@ def require_tile(instruction: str, name: str, t: NkiTensor, *allowed: MemoryRegi
     count = t.shape[0]
     if count > PARTITIONS:
         violation("NKI-PARTITIONS", instruction, name, count, f"<= {PARTITIONS}")
+    if len(t.shape) > VIEW_DIMS_MAX:
+        violation("NKI-VIEW-DIMS", instruction, name, t.shape, f"{VIEW_DIMS_MAX} dimensions")
     start = t.start_partition if t.offset or t.storage.partition else 0
     if start and not legal_start(start, count):
         violation(

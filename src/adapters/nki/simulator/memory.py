@@ -92,6 +92,8 @@ class Storage:
         writer: PSUM only; who wrote last: `NOBODY`, `MATMUL` or `OTHER`, if the same everywhere.
         writers: PSUM only; the same at the first byte of each element (uint8 per byte), None if
             `writer` tells it all.
+        owners: Shared HBM only; core + 1 at the first byte of each element (uint8 per byte) that a
+            core wrote since the cores last met, None if neither did.
         shape: Shape at allocation.
         dtype: NKI dtype at allocation.
         buffer: The memory.
@@ -112,6 +114,7 @@ class Storage:
         "ledger",
         "mask",
         "name",
+        "owners",
         "partition",
         "precise",
         "raw",
@@ -143,6 +146,7 @@ class Storage:
         self.aliases: list[weakref.ref[Storage]] = []
         self.holders: list[weakref.ref[Storage]] = []
         self.ledger: Ledger | None = None
+        self.owners: Array | None = None
         self.writer = NOBODY
         self.writers: Array | None = None
         self.mask: Array | None = None

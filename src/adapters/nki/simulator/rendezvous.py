@@ -34,6 +34,7 @@ class Rendezvous:
         self._done: set[int] = set()
         self._met: dict[int, Any] = {}
         self._failure: NkiError | None = None
+        self.unsettled: list[Any] = []  # storages that a core wrote since the last meeting
 
     @contextlib.contextmanager
     def taking_turns(self, index: int) -> Iterator[None]:
@@ -73,6 +74,9 @@ class Rendezvous:
             if len(self._waiting) == self._cores and self._failure is None:
                 self._met = {core: value for core, (_, value) in self._waiting.items()}
                 self._waiting.clear()
+                for storage in self.unsettled:
+                    storage.owners = None
+                self.unsettled.clear()
                 return dict(self._met)
             self._pass_on(index)
             self._state.wait_for(

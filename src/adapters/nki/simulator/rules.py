@@ -137,6 +137,11 @@ add(
         "nki.language.tile_size.pmax",
     ),
     Rule(
+        "NKI-VIEW-DIMS",
+        "Engines address one partition dimension and up to four free ones.",
+        "Trainium/Inferentia2 architecture guide: access patterns",
+    ),
+    Rule(
         "NKI-START-PARTITION",
         "More than 64 partitions start at 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96.",
         "Trainium/Inferentia2 architecture guide: partition access",
