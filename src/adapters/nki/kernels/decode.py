@@ -15,7 +15,7 @@ from trnport.adapters.nki.kernels.softmax import (
     update,
 )
 from trnport.adapters.nki.kernels.sources import cached_mask, gathered_chunk
-from trnport.adapters.nki.kernels.tiles import load, my_share
+from trnport.adapters.nki.kernels.tiles import load, shares
 from trnport.adapters.nki.nki import nisa, nl
 
 
@@ -55,7 +55,8 @@ def decode_attention(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     total = block_table.shape[1] * block_size
     step = chunk_size(block_size)
-    for b in range(batch):
+    my_heads, my_rows = shares(heads, batch)
+    for b in my_rows:
         newest = broadcast_scalar(positions[b : b + 1, :], 0.0)
         oldest = broadcast_scalar(positions[b : b + 1, :], -float(window or 2**24))
         rows = cached_rows(block_table, b, heads, block_size, newest, oldest)
@@ -66,7 +67,7 @@ def decode_attention(
             masks.append(cached_mask(block_table, b, start, count, block_size, reach))
         tile = load(q[b, :, :], (q_heads, dim), q.dtype)
         queries = turn((tile,), dim)
-        for h in my_share(heads):
+        for h in my_heads:
             first = h * group
             if has_sinks:
                 state = begin_with_sink(sinks[first : first + group, :], scale, group, dim)

@@ -2,7 +2,8 @@
 """Gated MLP: ``(silu(x @ gate) * (x @ up)) @ down``.
 
 The first two products put the weight into the systolic array, so that their result already has
-the intermediate dimension on the partitions, where the third product contracts it.
+the intermediate dimension on the partitions, where the third product contracts it. Two cores
+share the columns of every product, so that each reads half of the weights.
 """
 
 from __future__ import annotations
@@ -61,20 +62,43 @@ def mlp(
     out = nl.ndarray((total, width), dtype=x.dtype, buffer=nl.shared_hbm)
     slices = tiles_of(width, PARTITIONS) + tiles_of(gate.shape[1], PARTITIONS)
     block = tokens_per_block(slices, x.dtype, BLOCK_BYTES)
-    # Two cores share the tokens, so few tokens make smaller blocks.
-    block = min(block, PARTITIONS * tiles_of(tiles_of(total, PARTITIONS), nl.num_programs(0)))
-    for b in my_share(tiles_of(total, block)):
-        start = b * block
+    groups = tiles_of(gate.shape[1], GROUP)
+    for start in range(0, total, block):
         hidden = gated(
             load_transposed(x, start, min(block, total - start)),
             (gate, up),
             (gate_bias, up_bias),
             (has_gate_bias, has_up_bias),
+            my_share(groups),
+            (0.0, 1.0),
         )
-        for first in range(0, width, BANK):
+        if nl.num_programs(0) > 1:
+            exchange(hidden, gate.shape[1])
+        for n in my_share(tiles_of(width, BANK)):
+            first = n * BANK
             sums = product(hidden, down, first, min(BANK, width - first))
             store_columns(out, sums, (start, first), down_bias, has_down_bias)
     return out
+
+
+def exchange(hidden: Any, inner: int) -> None:
+    """Give each of two cores the slices that the other one computed, through shared HBM.
+
+    Args:
+        hidden: ``[128, ceil(I / 128), count]`` in SBUF; a core has filled its groups.
+        inner: I.
+    """
+    both = nl.ndarray(hidden.shape, dtype=hidden.dtype, buffer=nl.shared_hbm)
+    per_group = GROUP // PARTITIONS
+    for s in range(hidden.shape[1]):
+        rows = min(PARTITIONS, inner - s * PARTITIONS)
+        if s // per_group % 2 == nl.program_id(0):
+            nisa.dma_copy(dst=both[0:rows, s, :], src=hidden[0:rows, s, :])
+    nisa.core_barrier(data=both, cores=(0, 1))
+    for s in range(hidden.shape[1]):
+        rows = min(PARTITIONS, inner - s * PARTITIONS)
+        if s // per_group % 2 != nl.program_id(0):
+            nisa.dma_copy(dst=hidden[0:rows, s, :], src=both[0:rows, s, :])
 
 
 def gated(
@@ -82,7 +106,8 @@ def gated(
     weights: tuple[Any, Any],
     biases: tuple[Any, Any],
     has_bias: tuple[bool, bool],
-    clamp: tuple[float, float] = (0.0, 1.0),
+    groups: range,
+    clamp: tuple[float, float],
 ) -> Any:
     """``silu(x @ gate) * (x @ up)``, transposed, or the clamped form of GPT-OSS.
 
@@ -91,6 +116,7 @@ def gated(
         weights: Gate and up, ``[H, I]`` in HBM.
         biases: ``[I]`` in HBM, or None.
         has_bias: Whether to add each bias.
+        groups: Groups of 256 intermediate columns to compute.
         clamp: Limit and alpha of :func:`clamped_product`; a limit of 0 for SwiGLU.
 
     Returns:
@@ -99,7 +125,8 @@ def gated(
     count, inner = turned.shape[2], weights[0].shape[1]
     slices = tiles_of(inner, PARTITIONS)
     hidden = nl.ndarray((PARTITIONS, slices, count), dtype=turned.dtype, buffer=nl.sbuf)
-    for first in range(0, inner, GROUP):
+    for g in groups:
+        first = g * GROUP
         size = min(GROUP, inner - first)
         opened = turned_product(turned, weights[0], first, size)
         passed = turned_product(turned, weights[1], first, size)

@@ -2,14 +2,14 @@
 """Mixture of experts for few tokens: every expert computes every token.
 
 With as many tokens as experts are chosen from, nearly every expert's weights are read anyway, so
-there is nothing to gain from sorting tokens by expert.
+there is nothing to gain from sorting tokens by expert. Two cores share the experts.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from trnport.adapters.nki.kernels.mlp import gated
+from trnport.adapters.nki.kernels.mlp import GROUP, gated
 from trnport.adapters.nki.kernels.projection import product
 from trnport.adapters.nki.kernels.tiles import (
     BANK,
@@ -57,22 +57,48 @@ def moe_all_experts(
     total, width = x.shape
     experts = affinities.shape[1]
     out = nl.ndarray((total, width), dtype=x.dtype, buffer=nl.shared_hbm)
-    for i in my_share(tiles_of(total, PARTITIONS)):
-        start = i * PARTITIONS
+    for start in range(0, total, PARTITIONS):
         rows = min(PARTITIONS, total - start)
         turned = load_transposed(x, start, rows)
         weights = load(affinities[start : start + rows, :], (rows, experts), nl.float32)
         mixed = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=mixed, value=0.0)
-        for e in range(experts):
+        groups = range(tiles_of(gate.shape[2], GROUP))
+        for e in my_share(experts):
             biases = (gate_bias[e], up_bias[e]) if has_bias else (None, None)
-            hidden = gated(turned, (gate[e], up[e]), biases, (has_bias, has_bias), (limit, alpha))
+            hidden = gated(
+                turned,
+                (gate[e], up[e]),
+                biases,
+                (has_bias, has_bias),
+                groups,
+                (limit, alpha),
+            )
             last = down_bias[e] if has_bias else None
             add_expert(mixed, hidden, down[e], last, weights[:, e : e + 1], has_bias)
+        if nl.num_programs(0) > 1:
+            add_other_core(mixed)
         result = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(dst=result, src=mixed)
-        nisa.dma_copy(dst=out[start : start + rows, :], src=result)
+        for n in my_share(tiles_of(width, BANK)):
+            first = n * BANK
+            last_column = min(first + BANK, width)
+            nisa.dma_copy(
+                dst=out[start : start + rows, first:last_column],
+                src=result[:, first:last_column],
+            )
     return out
+
+
+def add_other_core(mixed: Any) -> None:
+    """Add the other core's partial sums to ``mixed [P, H]`` fp32, through shared HBM."""
+    rows, width = mixed.shape
+    both = nl.ndarray((2, rows, width), dtype=nl.float32, buffer=nl.shared_hbm)
+    here = nl.program_id(0)
+    nisa.dma_copy(dst=both[here], src=mixed)
+    nisa.core_barrier(data=both, cores=(0, 1))
+    other = load(both[1 - here], (rows, width), nl.float32)
+    nisa.tensor_tensor(dst=mixed, data1=mixed, data2=other, op=nl.add)
 
 
 def add_expert(

@@ -15,7 +15,7 @@ from trnport.adapters.nki.kernels.softmax import (
     update,
 )
 from trnport.adapters.nki.kernels.sources import cached_mask, gathered_chunk, own_mask, own_rows
-from trnport.adapters.nki.kernels.tiles import BANK, PARTITIONS, load, my_share
+from trnport.adapters.nki.kernels.tiles import BANK, PARTITIONS, load, shares, tiles_of
 from trnport.adapters.nki.nki import nisa, nl
 
 FAR = 2**24
@@ -52,9 +52,11 @@ def prefill_attention(
     total, dim = q.shape[0], q.shape[2]
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     rows = own_rows(valid, heads)
-    for h in my_share(heads):
+    my_heads, my_tiles = shares(heads, tiles_of(total, PARTITIONS))
+    for h in my_heads:
         own = own_chunks(k, v, rows, total, h * dim, q.dtype)
-        for start in range(0, total, PARTITIONS):
+        for tile in my_tiles:
+            start = tile * PARTITIONS
             reach = own_reach(start, min(PARTITIONS, total - start), window)
             chunks, masks = own_views(own, valid, start, reach, window)
             write_heads(q, out, chunks, masks, sinks, (start, h, heads), scale, has_sinks)
@@ -106,12 +108,14 @@ def prefill_attention_with_prior(
     oldest = broadcast_scalar(cached_len, -float(window or FAR))
     prior_rows = cached_rows(block_table, 0, heads, block_size, newest, oldest)
     rows = own_rows(valid, heads)
-    for h in my_share(heads):
+    my_heads, my_tiles = shares(heads, tiles_of(total, PARTITIONS))
+    for h in my_heads:
         own = own_chunks(k, v, rows, total, h * dim, q.dtype)
         prior = prior_chunks(
             k_cache, v_cache, prior_rows, block_table.shape[1], block_size, h, q.dtype
         )
-        for start in range(0, total, PARTITIONS):
+        for tile in my_tiles:
+            start = tile * PARTITIONS
             reach = own_reach(start, min(PARTITIONS, total - start), window)
             chunks, masks = own_views(own, valid, start, reach, window)
             cached_reach = prior_reach(reach, newest, cached)

@@ -48,6 +48,21 @@ def my_share(count: int) -> range:
     return range(nl.program_id(0), count, nl.num_programs(0))
 
 
+def shares(heads: int, others: int) -> tuple[range, range]:
+    """Split heads between the cores when that comes out even, else the other work items.
+
+    Args:
+        heads: KV heads.
+        others: Rows, or tiles of queries.
+
+    Returns:
+        This core's heads and its other items.
+    """
+    if heads % nl.num_programs(0) == 0:
+        return my_share(heads), range(others)
+    return range(heads), my_share(others)
+
+
 def row_vector(vector: Any, start: int, size: int, rows: int) -> Any:
     """View ``vector[start : start + size]`` in HBM as ``rows`` equal rows.
 
