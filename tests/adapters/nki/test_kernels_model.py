@@ -14,6 +14,7 @@ from tests.harness import make_rig, relative_error
 from tests.zoo import save_llama
 from trnport import bootstrap
 from trnport.adapters.cli.demo_model import default_directory
+from trnport.adapters.local import LocalWorld
 
 PROMPTS = [[5, 6, 7, 8, 9], [3] * 20]
 
@@ -55,6 +56,21 @@ def test_logits_over_poisoned_caches_equal_torch(tmp_path: Path, chunks: list[in
         for kernels in (bootstrap.nki_kernels(strict=True), bootstrap.kernels("torch_cpu"))
     ]
     assert relative_error(*logits) <= 1e-5
+
+
+def test_ranks_of_two_cores_agree_with_one_rank_on_torch(tmp_path: Path) -> None:
+    save_llama(tmp_path, "biased")
+    prompt, forced = list(range(3, 24)), [40, 41]
+
+    def one_rank(collectives: Any) -> torch.Tensor:
+        kernels = bootstrap.nki_kernels(lnc=2, strict=True)
+        return make_rig(tmp_path, collectives=collectives, kernels=kernels).teacher_forced(
+            prompt, forced
+        )
+
+    want = make_rig(tmp_path).teacher_forced(prompt, forced)
+    for got in LocalWorld(3).run(one_rank):
+        assert relative_error(got, want) <= 1e-5
 
 
 def test_bf16_logits_err_no_more_than_torch_in_bf16(tmp_path: Path) -> None:
