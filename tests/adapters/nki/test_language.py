@@ -229,6 +229,17 @@ def test_objects_take_any_field() -> None:
     assert Frozen().size == 4
     assert Frozen(5).size == 5
 
+    @dataclasses.dataclass
+    class Plain(nl.NKIObject):
+        size = None
+        name: str = "x"
+
+        def __post_init__(self) -> None:
+            self.twice = self.size * 2
+
+    plain = Plain(size=4)
+    assert (plain.size, plain.twice, plain.name) == (4, 8, "x")
+
 
 @pytest.mark.parametrize(("target", "sbuf"), [("trn2", 212_984), ("trn3", 245_752)])
 def test_tile_sizes_follow_the_target(target: str, sbuf: int) -> None:

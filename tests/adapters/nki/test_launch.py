@@ -214,7 +214,7 @@ def test_shared_memory_is_matched_by_order() -> None:
 
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("use", ["read", "write", "met"])
-def test_cores_meet_between_a_write_and_the_other_cores_use(gathered: bool, use: str) -> None:
+def test_cores_meet_between_a_write_and_the_other_cores_read(gathered: bool, use: str) -> None:
     def kernel(x: Any, index: Any) -> Any:
         out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
         rows = nl.load(index)
@@ -229,7 +229,7 @@ def test_cores_meet_between_a_write_and_the_other_cores_use(gathered: bool, use:
         return out
 
     arguments = np.ones((4, 2), np.float32), np.array([[1], [3]], np.int32)
-    if use == "met":
+    if use != "read":  # both may store the same values
         simulate(kernel, lnc=2)(*arguments)
         return
     with breaks("NKI-RACE"):

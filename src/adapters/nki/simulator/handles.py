@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from typing import Any, NoReturn
 
@@ -28,12 +29,38 @@ add(
 )
 
 
-class NKIObject:
+class _AnyField(type):
+    """Let a dataclass take names that are no fields of it: plain class attributes, say."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        known = _accepted(cls)
+        extra = () if known is None else kwargs.keys() - known
+        if not extra:
+            return super().__call__(*args, **kwargs)
+        kind: Any = cls
+        made = object.__new__(kind)
+        for name in extra:
+            object.__setattr__(made, name, kwargs.pop(name))
+        made.__init__(*args, **kwargs)
+        return made
+
+
+@functools.cache
+def _accepted(cls: type) -> frozenset[str] | None:
+    """Names that a class's constructor takes; None if it takes any."""
+    constructor: Any = getattr(cls, "__init__")  # noqa: B009 - mypy refuses the attribute
+    parameters = inspect.signature(constructor).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+class NKIObject(metaclass=_AnyField):
     """Base of configuration objects in kernels.
 
     A plain subclass takes annotated fields as arguments and any other by name; defaults come
     from the class, and `__post_init__` runs if there is one. Dataclasses keep
-    their own constructor.
+    their own constructor and take other names too.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -93,7 +93,7 @@ class Storage:
         writers: PSUM only; the same at the first byte of each element (uint8 per byte), None if
             `writer` tells it all.
         owners: Shared HBM only; core + 1 at the first byte of each element (uint8 per byte) that a
-            core wrote since the cores last met, None if neither did.
+            core wrote since the cores last met, 3 if both did, None if neither.
         shape: Shape at allocation.
         dtype: NKI dtype at allocation.
         buffer: The memory.

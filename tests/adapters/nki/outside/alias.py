@@ -27,12 +27,14 @@ def _module(name: str, **members: Any) -> types.ModuleType:
 
 def install() -> None:
     """Make `import nki` and its older spellings find the simulator."""
-    nki = _module("nki", jit=simulator.jit, simulate=simulator.simulate, isa=isa, language=language)
+    nki = _module(
+        "nki", dtype=str, jit=simulator.jit, simulate=simulator.simulate, isa=isa, language=language
+    )
     nki.__path__ = []
     sys.modules["nki.isa"] = isa
     sys.modules["nki.language"] = language
     _module("nki.isa.constants", **{name: getattr(isa, name) for name in isa.__all__})
-    typing = _module("nki.typing", tensor=_Subscript())
+    typing = _module("nki.typing", tensor=_Subscript(), mutable_tensor=_Subscript())
     nki.typing = typing
     nki.collectives = _module("nki.collectives")
     old = _module("neuronxcc", __path__=[])
