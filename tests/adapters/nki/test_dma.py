@@ -97,6 +97,18 @@ def test_rows_out_of_bounds_are_reported_or_skipped() -> None:
         np.testing.assert_array_equal(read(out), [[6, 7, 8], [0, 1, 2], [0] * 3, [0] * 3])
 
 
+def test_an_offset_counts_towards_the_bounds_of_rows() -> None:
+    a, dst = counting((4, 3), nl.hbm), nl.ndarray((1, 3), nl.int32)
+    for row in (2, 3):
+        src = a.ap([[3, 1], [1, 3]], offset=3, vector_offset=_index(row))
+        if row == 2:
+            nisa.dma_copy(dst=dst, src=src)
+            np.testing.assert_array_equal(read(dst), [[9, 10, 11]])
+        else:
+            with breaks("NKI-OOB"):
+                nisa.dma_copy(dst=dst, src=src)
+
+
 def test_skipped_rows_stay_unwritten() -> None:
     dst = nl.ndarray((2, 3), nl.int32)
     src = counting((4, 3), nl.hbm).ap([[3, 2], [1, 3]], vector_offset=_index(1, 9))

@@ -32,36 +32,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trnport.adapters.nki.simulator import machine, pattern
+from trnport.adapters.nki.simulator import marks, pattern
 from trnport.adapters.nki.simulator.dtypes import FLOATS, Array, cast
 from trnport.adapters.nki.simulator.handles import VirtualRegister
-from trnport.adapters.nki.simulator.memory import (
-    MATMUL,
-    NOTHING,
-    OTHER,
-    PSUM,
-    SHARED_HBM,
-    Storage,
-)
-from trnport.adapters.nki.simulator.rules import Rule, add, violation
+from trnport.adapters.nki.simulator.marks import mark
+from trnport.adapters.nki.simulator.rules import violation
 from trnport.adapters.nki.simulator.tensor import NkiTensor
 
-add(
-    Rule(
-        "NKI-WRITE-BROADCAST",
-        "A destination names each element once.",
-        "nki.language.NkiTensor.broadcast",
-    ),
-    Rule(
-        "NKI-RACE",
-        "Cores meet between a write to shared HBM and another core's read of it.",
-        "nki.isa.core_barrier",
-        relaxed=True,
-    ),
-)
-
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-_WRITTEN = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}  # a written element's mask, by bytes
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -82,9 +59,9 @@ def read(t: NkiTensor, instruction: str = "read") -> Array:
         return gather(t, instruction)[0]
     storage = t.storage
     if storage.mask is not None:
-        _require_written(t, instruction)
+        marks.require_written(t, instruction)
     if storage.owners is not None:
-        _require_own(_bytes_of(t, storage.owners), t, instruction)
+        marks.require_own(t, instruction)
     return t.array()
 
 
@@ -150,34 +127,6 @@ def operand(x: Any, t: NkiTensor, instruction: str = "read") -> npt.NDArray[np.f
     return np.asarray(x, np.float32)
 
 
-def mark(
-    t: NkiTensor,
-    instruction: str = "write",
-    *,
-    matmul: bool = False,
-    where: Array | None = None,
-) -> None:
-    """Note that a static view is being written.
-
-    Args:
-        t: The view.
-        instruction: Named in messages.
-        matmul: Whether a matmul writes.
-        where: Which elements are written; None for all.
-    """
-    storage = t.storage
-    if 0 in t.strides and _repeats(t):
-        violation("NKI-WRITE-BROADCAST", instruction, "dst", t, "each element once")
-    if storage.mask is not None:
-        _mark_written(t, storage, where)
-    if storage.buffer is PSUM:
-        _note_writer(t, storage, MATMUL if matmul else OTHER)
-    if storage.aliases:
-        storage.clobber()
-    if storage.buffer is SHARED_HBM and machine.current().exchange is not None:
-        _own(_bytes_of(t, _owners(storage)), ...)
-
-
 def gather(t: NkiTensor, instruction: str, *, skip: bool = False) -> tuple[Array, Array | None]:
     """Read a view whose addresses depend on data.
 
@@ -202,10 +151,9 @@ def gather(t: NkiTensor, instruction: str, *, skip: bool = False) -> tuple[Array
         return base.reshape(base.shape[0], -1)[:, columns], None
     windows, rows, valid = _rows(t, instruction, skip=skip)
     if t.storage.mask is not None:
-        _require_rows_written(t, rows if valid is None else rows[valid], instruction)
+        marks.require_rows_written(t, rows if valid is None else rows[valid], instruction)
     if t.storage.owners is not None:
-        kept = rows if valid is None else rows[valid]
-        _require_own(pattern.windows(t, t.storage.owners)[kept], t, instruction)
+        marks.require_own(t, instruction, rows if valid is None else rows[valid])
     if valid is None:
         return windows[rows], None
     values = np.zeros(t.shape, windows.dtype)
@@ -234,11 +182,7 @@ def scatter(t: NkiTensor, values: Array, instruction: str, *, skip: bool = False
     if valid is not None:
         rows, values = rows[valid], np.broadcast_to(values, t.shape)[valid]
     windows[rows] = values
-    if t.storage.mask is not None:
-        words = pattern.windows(t, t.storage.partial_mask())
-        words[rows] = _WRITTEN[words.itemsize]
-    if t.storage.buffer is SHARED_HBM and machine.current().exchange is not None:
-        _own(pattern.windows(t, _owners(t.storage)), rows)
+    marks.mark_rows(t, rows)
 
 
 def _scalar(index: Any, instruction: str) -> int:
@@ -267,13 +211,6 @@ def _rows(
     return windows, rows, None
 
 
-def _require_rows_written(t: NkiTensor, rows: Array, instruction: str) -> None:
-    words = pattern.windows(t, t.storage.partial_mask())
-    missing = int(np.count_nonzero(words[rows] != _WRITTEN[words.itemsize]))
-    if missing:
-        _unwritten(t, missing, instruction)
-
-
 def _columns(lookup: pattern.ColumnLookup, count: int, instruction: str) -> Array:
     group = 32 if instruction == "nc_matmul" else 16
     index = read_int(lookup.index, instruction)
@@ -295,112 +232,3 @@ def _castable(values: Array, t: NkiTensor) -> Array:
             else values
         )
     return cast(values, t.dtype, t.storage.precise)
-
-
-def _words(t: NkiTensor, mask: Array) -> Array:
-    size = t.array().itemsize
-    return np.ndarray(
-        t.shape,
-        _WORDS[size],
-        mask,
-        t.offset * size,
-        tuple([stride * size for stride in t.strides]),
-    )
-
-
-def last_writer(t: NkiTensor) -> int | Array:
-    """Return who wrote a PSUM view last: one of `memory.NOBODY`, `MATMUL`, `OTHER`, or an array."""
-    storage = t.storage
-    if storage.writers is None:
-        return storage.writer
-    who = _bytes_of(t, storage.writers)
-    first = int(who.item(0))
-    return first if (who == first).all() else who
-
-
-def _bytes_of(t: NkiTensor, memory: Array) -> Array:
-    """Return the first byte of each element of a view, in an array of the storage's size."""
-    size = t.array().itemsize
-    return np.ndarray(
-        t.shape,
-        np.uint8,
-        memory,
-        t.offset * size,
-        tuple([stride * size for stride in t.strides]),
-    )
-
-
-def _owners(storage: Storage) -> Array:
-    if storage.owners is None:
-        storage.owners = np.zeros(storage.raw.size, np.uint8)
-        machine.current().exchange.unsettled.append(storage)
-    return storage.owners
-
-
-def _own(owners: Array, where: Any) -> None:
-    """Note that the current core writes; what both wrote belongs to either (3).
-
-    Cores that do all the work twice and store the same values are common and harmless.
-    """
-    owners[where] = (owners[where] & 0xFF) | (machine.current().index + 1)
-
-
-def _require_own(owners: Array, t: NkiTensor, instruction: str) -> None:
-    """Refuse elements that the other core wrote since both met; the low byte tells who did."""
-    other = 2 - machine.current().index
-    if ((owners & 0xFF) == other).any():
-        violation(
-            "NKI-RACE",
-            instruction,
-            f"{t}",
-            f"read by core {2 - other} after core {other - 1} wrote it",
-            "nisa.core_barrier between the two",
-        )
-
-
-def _note_writer(t: NkiTensor, storage: Storage, who: int) -> None:
-    if t.array().size * t.array().itemsize == storage.raw.size:
-        storage.writer, storage.writers = who, None
-    elif storage.writers is not None or storage.writer != who:
-        _bytes_of(t, storage.each_writer())[...] = who
-
-
-def _repeats(t: NkiTensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(t.strides, t.shape, strict=True))
-
-
-def _mark_written(t: NkiTensor, storage: Storage, where: Array | None) -> None:
-    if where is not None:
-        words = _words(t, storage.partial_mask())
-        words[where] = _WRITTEN[words.itemsize]
-        return
-    if t.array().size * t.array().itemsize == storage.raw.size:
-        storage.mask = None  # one write covers everything
-        return
-    words = _words(t, storage.partial_mask())
-    words[...] = _WRITTEN[words.itemsize]
-
-
-def _require_written(t: NkiTensor, instruction: str) -> None:
-    storage = t.storage
-    mask = storage.mask
-    assert mask is not None
-    if mask is NOTHING:
-        missing = t.array().size
-    else:
-        words = _words(t, mask)
-        missing = words.size - int(np.count_nonzero(words == _WRITTEN[words.itemsize]))
-        if not missing and t.array().nbytes == storage.raw.size:
-            storage.mask = None
-    if missing:
-        _unwritten(t, missing, instruction)
-
-
-def _unwritten(t: NkiTensor, missing: int, instruction: str) -> None:
-    violation(
-        "NKI-UNWRITTEN",
-        instruction,
-        f"{t}",
-        f"read with {missing} of {t.size} elements never written",
-        "memory that was written before",
-    )

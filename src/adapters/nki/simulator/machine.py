@@ -12,7 +12,7 @@ from trnport.adapters.nki.simulator.targets import Target, target_named
 
 if TYPE_CHECKING:
     from trnport.adapters.nki.simulator.counters import Counters
-    from trnport.adapters.nki.simulator.memory import Ledger
+    from trnport.adapters.nki.simulator.ledger import Ledger
 
 
 class Core:
@@ -46,7 +46,7 @@ class Core:
     ) -> None:
         # Both modules need the current core, so they import this one.
         from trnport.adapters.nki.simulator.counters import Counters  # noqa: PLC0415
-        from trnport.adapters.nki.simulator.memory import Ledger  # noqa: PLC0415
+        from trnport.adapters.nki.simulator.ledger import Ledger  # noqa: PLC0415
 
         self.index = index
         self.lnc = lnc

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from trnport.adapters.nki.simulator import check, machine
-from trnport.adapters.nki.simulator.access import last_writer, mark, read, read_f32, write
+from trnport.adapters.nki.simulator.access import read, read_f32, write
 from trnport.adapters.nki.simulator.counters import count
 from trnport.adapters.nki.simulator.dtypes import Array, to_float32
 from trnport.adapters.nki.simulator.handles import NkiInstruction
 from trnport.adapters.nki.simulator.isa.enums import engine as _engine
 from trnport.adapters.nki.simulator.isa.enums import matmul_perf_mode as _perf
+from trnport.adapters.nki.simulator.marks import last_writer, mark
 from trnport.adapters.nki.simulator.memory import NOBODY, OTHER, PSUM, SBUF
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.targets import PARTITIONS
