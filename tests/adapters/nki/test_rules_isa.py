@@ -328,6 +328,12 @@ CASES = [
     ("trn2", "NKI-DTYPE", "topk", lambda: topk(index=t(16, 4, dtype=I32))),
     ("trn3", "NKI-DTYPE", "exponential", lambda: exp(dst=t(2, 4, dtype=U32))),
     ("trn3", "NKI-DTYPE", "exponential", lambda: exp(src=t(2, 4, dtype="tfloat32"))),
+    (
+        "trn3",
+        "NKI-DTYPE",
+        "exponential",
+        lambda: exp(reduce_res=t(2, 1, dtype=I32), reduce_cmd=CMD.reset_reduce),
+    ),
     ("trn3", "NKI-DTYPE", "activate2", lambda: act2(imm0=t(2, 1), imm1=t(2, 1, dtype=BF16))),
     # --- operators
     ("trn2", "NKI-OP", "tensor_tensor", lambda: tt(nl.exp)),
@@ -681,6 +687,7 @@ def test_views_behind_an_index_work_where_they_are_documented():
         copy(t(16, 16), ind())
         tt(a=ind(), dst=t(16, 16), b=t(16, 16))
         ts(data=ind(), dst=t(16, 16))
+        pred(t(16, 16), t(16, 16), ind(dtype=U8))
 
 
 def test_relaxed_rules_let_a_kernel_pass():
