@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from trnport.adapters.nki.execute import Machine
 from trnport.adapters.nki.fallback import KernelLimitError
 from trnport.adapters.nki.simulator.lint import lint
 from trnport.adapters.torch_cpu import TorchCpuKernels
+from trnport.core.kernels import with_operator
 
 HERE = Machine().key
 KERNEL_FILES = sorted(Path(trnport.adapters.nki.kernels.__file__).parent.glob("*.py"))
@@ -157,3 +160,27 @@ def test_kernels_use_instructions_and_creation_only(file: Path) -> None:
         if isinstance(node, ast.Call)
     }
     assert {name for name in calls if name.startswith("nl.")} <= allowed
+
+
+def test_one_operator_can_be_swapped_into_another_set() -> None:
+    reference = TorchCpuKernels()
+    ours = NkiKernels(reference, strict=True)
+    mixed = with_operator(reference, mlp=ours.mlp)
+    assert mixed.name == "torch_cpu+mlp:nki"
+    weights = (normal(8, 9), normal(8, 9, seed=1), normal(9, 8, seed=2))
+    torch.testing.assert_close(
+        mixed.mlp(normal(2, 8), *weights), reference.mlp(normal(2, 8), *weights)
+    )
+    assert ours.coverage() == {"mlp": {"nki": 1, "fallback": {}}}
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    script = (
+        "import sys\nsys.modules['ml_dtypes'] = None\n"
+        "from trnport import bootstrap\nbootstrap.kernels('torch_cpu')\nbootstrap.kernels('nki')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "ConfigError: kernels='nki' needs ml_dtypes" in done.stderr
+    assert "trnport[nki]" in done.stderr
