@@ -42,14 +42,7 @@ def begin_with_sink(sinks: Any, scale: float, rows: int, dim: int) -> tuple[Any,
     """
     top, total, values = begin(rows, dim)
     nisa.dma_copy(dst=top, src=sinks)
-    nisa.tensor_scalar(
-        dst=top,
-        data=top,
-        op0=nl.multiply,
-        operand0=1.0 / scale,
-        op1=nl.maximum,
-        operand1=LOWEST,
-    )
+    nisa.tensor_scalar(dst=top, data=top, op0=nl.multiply, operand0=1.0 / scale)
     nisa.memset(dst=total, value=1.0)
     return top, total, values
 
