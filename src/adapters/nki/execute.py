@@ -9,6 +9,7 @@ from typing import Any, Self
 import attrs
 from torch import Tensor
 
+from trnport.adapters.nki.counting import note
 from trnport.adapters.nki.nki import REAL, nki
 from trnport.core.errors import ConfigError
 
@@ -74,7 +75,9 @@ def run(kernel: Callable[..., Any], machine: str, *args: Any) -> Any:
                 "install it, or keep the tensors on the CPU to simulate"
             )
         simulation = nki.simulate(kernel, target=where.target, lnc=where.lnc, precise=where.precise)
-        return simulation(*args)
+        results = simulation(*args)
+        note(kernel.__name__, simulation.counters)
+        return results
     # Not yet run on hardware. The number of cores belongs to the call: a framework's wrapper
     # around kernel[lnc] would lose it. The SDK's own simulator takes its target and its mode
     # from the environment.

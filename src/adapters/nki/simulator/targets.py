@@ -73,6 +73,37 @@ TARGETS = {
     ),
 }
 
+
+@attrs.frozen
+class Rates:
+    """Speeds of one physical NeuronCore, for estimates; nothing here was measured by us.
+
+    Attributes:
+        clocks: Cycles per second of each engine.
+        hbm: Bytes per second of HBM, an equal share of the chip's.
+        dma: Bytes per second of the core's DMA engines together.
+    """
+
+    clocks: dict[str, float]
+    hbm: float
+    dma: float
+
+
+RATES = {
+    "trn2": Rates(
+        # "Trainium2 architecture guide": engine clocks
+        clocks={"tensor": 2.4e9, "vector": 0.96e9, "scalar": 1.2e9, "gpsimd": 1.2e9},
+        hbm=2.9e12 / 8,  # "Trainium2 architecture guide": a chip's HBM over its 8 cores
+        dma=16 * 23e9,  # "Trainium2 architecture guide": 16 engines of 23 bytes per ns
+    ),
+    "trn3": Rates(
+        # "Trainium3 architecture guide": engine clocks
+        clocks={"tensor": 2.4e9, "vector": 1.2e9, "scalar": 1.2e9, "gpsimd": 1.2e9},
+        hbm=4.9e12 / 8,  # "Trainium3 architecture guide": a chip's HBM over its 8 cores
+        dma=16 * 33e9,  # "Trainium3 architecture guide": 16 engines of 33 bytes per ns
+    ),
+}
+
 _ALIASES = {"gen3": "trn2", "gen4": "trn3"}
 
 
