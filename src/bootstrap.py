@@ -7,17 +7,21 @@ does code ask which backend it runs on.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
 
 from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.eager import EagerCompiler
+from trnport.adapters.fake import FakeCollectives
+from trnport.adapters.kernel_sets import KernelSets
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.safetensors import SafetensorsWeightSource
@@ -39,11 +43,127 @@ from trnport.core.model import CausalLM
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore, WeightSource
 from trnport.models.registry import resolve
 
+if TYPE_CHECKING:
+    from trnport.adapters.nki.roofline import StepEstimate
+
 _T = TypeVar("_T")
 
-_KERNELS: MappingProxyType[str, Callable[[], Kernels]] = MappingProxyType(
-    {"torch_cpu": TorchCpuKernels}
-)
+
+def nki_kernels(
+    *, target: str = "trn2", lnc: int = 1, precise: bool = False, strict: bool = False
+) -> Kernels:
+    """Our NKI kernels; what they cannot take is computed by torch_cpu.
+
+    Args:
+        target: "trn2" or "trn3".
+        lnc: Physical cores of a logical one, 1 or 2.
+        precise: Simulate floats as fp32, to tell errors of logic from rounding.
+        strict: Refuse a call that no kernel can take.
+
+    Raises:
+        ConfigError: An argument is out of range, or the simulator's packages are missing.
+    """
+    made: Kernels = _load_nki("adapter").NkiKernels(
+        TorchCpuKernels(), target=target, lnc=lnc, precise=precise, strict=strict
+    )
+    return made
+
+
+def estimate_step(
+    path: str | Path,
+    *,
+    phase: str = "decode",
+    batch: int = 8,
+    context: int = 4096,
+    tp: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    target: str = "trn2",
+    lnc: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> StepEstimate:
+    """Estimate one step of a model's rank 0 from what our NKI kernels do in a simulator.
+
+    Args:
+        path: Checkpoint directory; its config.json is enough.
+        phase: "decode" of one token for each of ``batch`` requests that hold ``context``
+            tokens, or "prefill" of one prompt of ``context`` tokens.
+        batch: Requests of a decode step.
+        context: Tokens of each.
+        tp: Tensor-parallel degree.
+        dtype: Dtype of weights, activations and cache.
+        block_size: Positions per KV block.
+        target: "trn2" or "trn3".
+        lnc: Physical cores of a logical one.
+        progress: Told what is counted next.
+
+    Raises:
+        TrnportError: The model, the degree or a size cannot work; the message names it.
+    """
+    roofline = _load_nki("roofline")
+    settings = NeuronConfig.from_dict(
+        {"num_seqs_buckets": [batch], "num_batched_tokens_buckets": [context]},
+        max_model_len=context,
+        max_num_seqs=batch,
+        max_num_batched_tokens=context,
+        tp=tp,
+    )
+    notes = roofline.ShapeNotes()
+    model: Any = build_model(
+        read_hf_config(path),
+        settings,
+        dtype=dtype,
+        collectives=FakeCollectives(0, tp),
+        kernels=roofline.shape_kernels(notes),
+    )
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.to("meta"), persistent=False)
+    blocks = batch * -(-context // block_size) + 1
+    spec = model.get_kv_spec()
+    model.bind_kv_cache(
+        {
+            layer.name: [
+                torch.empty(
+                    (blocks, layer.num_kv_heads, block_size, layer.head_size),
+                    dtype=layer.dtype,
+                    device="meta",
+                )
+                for _ in "kv"
+            ]
+            for layer in spec.layers
+        }
+    )
+    build_executor(
+        model,
+        settings,
+        block_size=block_size,
+        max_model_len=context,
+        tp=tp,
+        device="meta",
+        compiler=roofline.ProgramNotes(notes),
+    ).warm_up()
+    name = next(name for name in notes.calls if name.startswith(phase))
+    estimate: StepEstimate = roofline.estimate_step(
+        name, notes.calls[name], target=target, lnc=lnc, progress=progress
+    )
+    return estimate
+
+
+def _load_nki(name: str) -> Any:
+    try:
+        return importlib.import_module(f"trnport.adapters.nki.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "trnport":
+            raise
+        raise ConfigError(
+            f"kernels='nki' needs {error.name}; install the extra: pip install 'trnport[nki]'"
+        ) from error
+
+
+KERNEL_SETS = KernelSets({"torch_cpu": TorchCpuKernels, "nki": nki_kernels})
+"""Every set of kernels by name; :meth:`KernelSets.register` adds one."""
+
 _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
     {"eager": EagerCompiler}
 )
@@ -52,13 +172,26 @@ SUPPORTED_DTYPES = MappingProxyType({"bfloat16": torch.bfloat16, "float32": torc
 """By name, the preferred one first."""
 
 
-def kernels(name: str = "torch_cpu") -> Kernels:
-    """The Kernels adapter of that name.
+def kernels(name: str = "torch_cpu", **nki_options: Any) -> Kernels:
+    """The set of operators that a setting spells.
+
+    Args:
+        name: A set, or a composition such as "torch_cpu+decode_attention:mine".
+        nki_options: Arguments of :func:`nki_kernels`, where "nki" is part of it.
 
     Raises:
-        ConfigError: There is none; the message lists the names.
+        ConfigError: There is no such set or operator; the message lists the names.
     """
-    return _choose("kernels", name, _KERNELS)
+    return KERNEL_SETS.build(name, {"nki": functools.partial(nki_kernels, **nki_options)})
+
+
+def check_kernels(name: str) -> None:
+    """Look up the names in a setting of kernels, without loading any.
+
+    Raises:
+        ConfigError: There is no such set or operator; the message lists the names.
+    """
+    KERNEL_SETS.check(name)
 
 
 def compiler(name: str = "eager") -> Compiler:
@@ -136,7 +269,7 @@ def build_model(
         hf_config.get("architectures") if isinstance(hf_config, dict) else hf_config.architectures
     )
     context = ModelContext.of(
-        kernels or _choose("kernels", neuron_config.kernels, _KERNELS),
+        kernels or KERNEL_SETS.build(neuron_config.kernels),
         collectives or SingleCollectives(),
         _program_sampling(neuron_config, returns_logits),
         has_lm_head=has_lm_head,

@@ -96,6 +96,12 @@ def _boolean(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         _fail(field.name, value, "must be true or false")
 
 
+def _sets_of_kernels(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    # Which sets exist is known to the composition root alone, so only the type is checked here.
+    if not isinstance(value, str) or not value:
+        _fail(field.name, value, "must be the name of a set of kernels, such as 'torch_cpu'")
+
+
 def _only(*neutral: object) -> Any:
     """Validator of a setting whose effect is not implemented: neutral values only."""
 
@@ -188,9 +194,12 @@ class NeuronConfig:
     )
     kernels: str = _option(
         "string",
-        "Which set of operators computes the model.",
-        "`torch_cpu`",
-        _one_of("torch_cpu"),
+        "Which set of operators computes the model. `nki` runs our NKI kernels, in a simulator "
+        "while there is no device: exact about what a kernel does, and slow. Sets that packages "
+        "bring are named like ours, and `torch_cpu+decode_attention:mine` takes one operator of "
+        "another set.",
+        "`torch_cpu`, `nki`, or as `trnport kernels list` says",
+        _sets_of_kernels,
         default="torch_cpu",
     )
     compiler: str = _option(

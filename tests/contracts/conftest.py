@@ -20,6 +20,7 @@ from trnport.adapters.fake import (
     StrictKVCacheStore,
 )
 from trnport.adapters.local import LocalWorld, SingleCollectives
+from trnport.adapters.nki.adapter import NkiKernels
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore
@@ -49,10 +50,14 @@ class InThisThread:
         return [function(self._collectives)]
 
 
+NKI = NkiKernels(TorchCpuKernels(), strict=True)
+"""Refuses what its kernels cannot take, so that no case passes on another adapter's result."""
+
 KERNELS: dict[str, Callable[[], Kernels]] = {
     "torch_cpu": TorchCpuKernels,
     "recording": lambda: RecordingKernels(TorchCpuKernels()),
     "poisoning": lambda: PoisoningKernels(TorchCpuKernels()),
+    "nki": lambda: NKI,
 }
 WORLDS: dict[str, Callable[[], World]] = {
     "single": lambda: InThisThread(SingleCollectives()),
@@ -93,3 +98,14 @@ def store(request: pytest.FixtureRequest) -> KVCacheStore:
 @pytest.fixture(params=COMPILERS)
 def compiler(request: pytest.FixtureRequest) -> Compiler:
     return COMPILERS[request.param]()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which calls of the suite ran on a kernel of ours."""
+    report = NKI.coverage()
+    if not report:
+        return
+    terminalreporter.section("operators of the contract on nki kernels, in the simulator")
+    for operator, counts in report.items():
+        elsewhere = sum(counts["fallback"].values())
+        terminalreporter.line(f"{operator:30}{counts['nki']:6} on nki{elsewhere:6} elsewhere")

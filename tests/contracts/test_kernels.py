@@ -27,6 +27,14 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def same(kernels: Kernels, got: Tensor, want: Tensor) -> None:
+    """Bit by bit, but for kernels that sum in another order and round less often."""
+    if kernels.name == "nki":
+        assert_close(got, want)
+    else:
+        assert torch.equal(got, want)
+
+
 # --- rms_norm ---------------------------------------------------------------------------------
 
 
@@ -47,7 +55,7 @@ def test_rms_norm_has_the_bits_of_transformers(
     x, weight = normal(7, 48, dtype=dtype) * size, normal(48, dtype=dtype, seed=1)
     norm = LlamaRMSNorm(48, eps=1e-5).to(dtype)
     norm.weight.data = weight
-    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm(x))
+    same(kernels, kernels.rms_norm(x, weight, 1e-5), norm(x))
 
 
 def test_rms_norm_of_bf16_sums_in_fp32(kernels: Kernels) -> None:
@@ -90,8 +98,8 @@ def test_rope_has_the_bits_of_transformers(kernels: Kernels, dtype: torch.dtype)
     got = kernels.rope(q, k, cos, sin)
     twice = (torch.cat([x, x], -1)[None] for x in (cos, sin))
     want = apply_rotary_pos_emb(q[None], k[None], *twice, unsqueeze_dim=2)
-    assert torch.equal(got[0], want[0][0])
-    assert torch.equal(got[1], want[1][0])
+    same(kernels, got[0], want[0][0])
+    same(kernels, got[1], want[1][0])
 
 
 # --- projections ------------------------------------------------------------------------------

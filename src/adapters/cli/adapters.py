@@ -23,12 +23,14 @@ class Adapter:
         name: Name of the adapter, as in settings where it can be chosen.
         available: Whether it can be used here.
         reason: Why not; empty when it can.
+        note: How it works here, when that is not obvious.
     """
 
     port: str
     name: str
     available: bool
     reason: str
+    note: str = ""
 
 
 def list_adapters() -> list[Adapter]:
@@ -90,7 +92,7 @@ def _packages(*names: str) -> Callable[[], str]:
 def _adapters() -> Iterator[Adapter]:
     torch = _packages("torch")
     yield _adapter("Kernels", "torch_cpu", torch)
-    yield _adapter("Kernels", "nki", nki_problem)
+    yield _nki()
     yield _adapter("Collectives", "local", torch)
     yield _adapter("Collectives", "distributed", gloo_problem)
     yield _adapter("KVCacheStore", "paged", torch)
@@ -100,6 +102,13 @@ def _adapters() -> Iterator[Adapter]:
     yield _adapter("Compiler", "inductor", inductor_problem)
     yield _adapter("Compiler", "neuronx", neuronx_problem)
     yield _adapter("all ports", "fake", torch)
+
+
+def _nki() -> Adapter:
+    """Our kernels, which need no Neuron SDK: without one they run in the simulator."""
+    found = _adapter("Kernels", "nki", _packages("torch", "numpy", "ml_dtypes"))
+    problem = nki_problem() if found.available else ""
+    return attrs.evolve(found, note=f"in the simulator: {problem}" if problem else "")
 
 
 def _adapter(port: str, name: str, find_problem: Callable[[], str]) -> Adapter:

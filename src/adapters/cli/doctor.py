@@ -117,7 +117,8 @@ def _machine(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _adapters(adapters: list[Adapter]) -> Iterator[tuple[str, str, str, str]]:
     for adapter in adapters:
-        yield adapter.port, adapter.name, "yes" if adapter.available else "no", adapter.reason
+        works = "yes" if adapter.available else "no"
+        yield adapter.port, adapter.name, works, adapter.reason or adapter.note
 
 
 def _serving(serving: Serving) -> Iterator[tuple[str, str]]:

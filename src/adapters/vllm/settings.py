@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from trnport.bootstrap import check_kernels
 from trnport.core.config import NeuronConfig
 from trnport.core.errors import ConfigError
 
@@ -24,7 +25,7 @@ def neuron_config_of(vllm_config: Any) -> NeuronConfig:
         ConfigError: A key is unknown or a value does not fit; the message names it.
     """
     namespaces = check_namespaces(vllm_config.additional_config)
-    return NeuronConfig.from_dict(
+    settings = NeuronConfig.from_dict(
         dict(namespaces.get("neuron_config") or {}),
         max_model_len=vllm_config.model_config.max_model_len,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
@@ -32,6 +33,8 @@ def neuron_config_of(vllm_config: Any) -> NeuronConfig:
         tp=vllm_config.parallel_config.tensor_parallel_size,
         block_size=vllm_config.cache_config.block_size,
     )
+    check_kernels(settings.kernels)
+    return settings
 
 
 def check_namespaces(additional_config: object) -> Mapping[str, Mapping[str, Any]]:

@@ -25,7 +25,7 @@ from trnport.core.errors import ConfigError
 
 GIB = 2**30
 SOURCES = Path(__file__).parents[3] / "src"
-DRIVING = {"cli", "vllm"}
+DRIVING = {"cli", "vllm", "kernel_sets"}  # and the one that only finds adapters
 
 
 @pytest.fixture(autouse=True)
