@@ -52,8 +52,8 @@ class SamplingInputs(NamedTuple):
     """How a program samples each row.
 
     Attributes:
-        sampler_params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, temperature, where 0
-            is greedy. Padding 1, 1, 0.
+        sampler_params: ``[B, 3]`` fp32: top_k from 1 to V, top_p above 0 up to 1, and the
+            temperature, where 0 is greedy. Padding 1, 1, 0.
         random_keys: ``[B]`` int64, the key of each row's noise. Padding 0.
     """
 
