@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trnport.adapters.vllm.capabilities import Capabilities
@@ -39,7 +40,9 @@ def check_request(engine_input: Any, params: Any, capabilities: Capabilities) ->
         raise VLLMValidationError(
             f"prompts of type {kind!r} are not supported; send text or token ids"
         )
-    if kind == "embeds":
+    if kind == "token":
+        _check_token_ids(engine_input["prompt_token_ids"], capabilities.vocab_size)
+    else:
         problem = embeds_problem(engine_input, capabilities.hidden_size, capabilities.vocab_size)
         if problem:
             raise VLLMValidationError(problem, parameter="prompt_embeds")
@@ -58,6 +61,22 @@ def check_request(engine_input: Any, params: Any, capabilities: Capabilities) ->
     if params.seed is not None and params.seed not in SEEDS:
         raise VLLMValidationError(
             "seed must be an integer of at most 64 bits", parameter="seed", value=params.seed
+        )
+
+
+def _check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Refuse ids that the model has no embedding for.
+
+    vLLM allows those of its tokenizer as well, to which prompt embeddings add a placeholder.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    largest = max(token_ids, default=0)
+    if vocab_size is not None and largest >= vocab_size:
+        raise VLLMValidationError(
+            f"token id {largest} is out of vocabulary: the model has ids below {vocab_size}",
+            parameter="prompt_token_ids",
+            value=largest,
         )
 
 
