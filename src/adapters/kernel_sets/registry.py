@@ -122,6 +122,19 @@ class KernelSets:
         """
         return tuple(_operators(self._make(name, name, {})))
 
+    def providers(self, spelling: str) -> dict[str, str]:
+        """Operator to the set that a spelling takes it from, the last one that has it.
+
+        Raises:
+            ConfigError: As in :meth:`build`.
+        """
+        self.build(spelling)
+        found: dict[str, str] = {}
+        for operator, name in _parts(spelling):
+            wanted = self.operators(name) if operator is None else (operator,)
+            found |= dict.fromkeys(wanted, name)
+        return found
+
     def _find(self, spelling: str, name: str) -> Any:
         if name in self._builtin:
             return self._builtin[name]
