@@ -58,6 +58,10 @@ class KernelSets:
             raise ConfigError(f"kernels named {name!r} come with trnport; choose another name")
         self._registered[name] = made
 
+    def unregister(self, name: str) -> None:
+        """Forget a set that :meth:`register` added; others are left alone."""
+        self._registered.pop(name, None)
+
     def origins(self) -> dict[str, str]:
         """Name of every set to where it comes from, in order of precedence."""
         found = dict.fromkeys(self._builtin, "trnport")

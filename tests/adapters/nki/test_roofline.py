@@ -329,3 +329,8 @@ def test_a_degree_that_does_not_divide_is_refused(model: Path) -> None:
 def test_a_call_that_no_kernel_takes_says_why() -> None:
     with pytest.raises(KernelLimitError, match="hidden above 10240"):
         count_call(norm(2, 10241), Machine())
+
+
+def test_an_mlp_of_several_blocks_of_tokens_fits_into_psum() -> None:
+    # What the products of one block leave in PSUM must be gone when the next block starts.
+    assert count_call(mlp(1024, 512, 1024), Machine())

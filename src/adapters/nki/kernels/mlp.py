@@ -78,6 +78,7 @@ def mlp(
             first = n * BANK
             sums = product(hidden, down, first, min(BANK, width - first))
             store_columns(out, sums, (start, first), down_bias, has_down_bias)
+            sums = []  # before the next block's products take the same memory
     return out
 
 
