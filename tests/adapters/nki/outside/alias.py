@@ -36,7 +36,8 @@ def install() -> None:
     nki.__path__ = []
     sys.modules["nki.isa"] = isa
     sys.modules["nki.language"] = language
-    _module("nki.isa.constants", **{name: getattr(isa, name) for name in isa.__all__})
+    members = {name: getattr(isa, name) for name in isa.__all__}
+    isa.constants = _module("nki.isa.constants", **members)  # type: ignore[attr-defined]
     typing = _module("nki.typing", tensor=_Subscript(), mutable_tensor=_Subscript())
     nki.typing = typing
     nki.collectives = _module("nki.collectives")

@@ -58,3 +58,42 @@ def tkg(
         x.float(), gate_up, down, weights.float(), best, **settings, **wide
     )
     return {"out": (got, want["out"])}
+
+
+def cte(library: Library) -> Pairs:
+    """Run blocks of tokens, each through one expert; the reference is plain torch."""
+    tokens, hidden, inner, experts, block = 300, 512, 256, 3, 256
+    x = library.normal(tokens + 1, hidden)  # the last row stands for padding
+    x[-1] = 0
+    gate_up = library.normal(experts, hidden, 2, inner, scale=hidden**-0.5)
+    down = library.normal(experts, inner, hidden, scale=inner**-0.5)
+    owner = library.generator.integers(0, experts, tokens)
+    ids = torch.full((experts + 1, block), tokens, dtype=torch.int32)
+    for expert in range(experts):
+        mine = torch.from_numpy((owner == expert).nonzero()[0])
+        ids[expert, : len(mine)] = mine
+    affinities = torch.zeros(tokens + 1, experts)
+    affinities[torch.arange(tokens), torch.from_numpy(owner)] = library.normal(
+        tokens, dtype="float32"
+    ).sigmoid()
+    affinities = affinities.to(torch.bfloat16)
+    module = library.module("core.moe.moe_cte.moe_cte")
+    got = library.simulate(
+        module.moe_cte,
+        x,
+        affinities.reshape(-1, 1),
+        gate_up,
+        down,
+        ids.reshape(-1),
+        torch.tensor([[0], [1], [2], [0]], dtype=torch.int32),
+        block,
+        module.MoECTESpec(implementation=module.MoECTEImplementation.shard_on_block),
+        is_tensor_update_accumulating=False,
+    )
+    want = torch.zeros(tokens, hidden)
+    for expert in range(experts):
+        mine = torch.from_numpy((owner == expert).nonzero()[0])
+        gate, up = (x[mine].float() @ gate_up[expert, :, i].float() for i in range(2))
+        out = (torch.nn.functional.silu(gate) * up) @ down[expert].float()
+        want[mine] = out * affinities[mine, expert].float()[:, None]
+    return {"out": (got[:tokens], want)}

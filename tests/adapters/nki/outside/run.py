@@ -21,6 +21,7 @@ import torch
 
 from tests.adapters.nki.outside import alias, table
 from tests.adapters.nki.outside.library import Library, Pairs
+from tests.adapters.nki.outside.report import markdown
 
 
 def package_below(checkout: Path) -> Path:
@@ -65,26 +66,6 @@ def outcome(root: Path, run: table.Run) -> dict[str, Any]:
     result["waived"] = sorted(library.waived)
     result["seconds"] = time.perf_counter() - begin
     return result
-
-
-def markdown(results: list[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table."""
-    runs = {run.name: run for run in table.RUNS}
-    lines = [
-        "| kernel | case | LNC | target | rules | max error | limit | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for result in results:
-        run = runs[result["name"]]
-        case = run.case
-        rules = f"not {', '.join(result['waived'])}" if result["waived"] else "all"
-        error = "failed" if result["error"] is None else f"{result['error']:.1e}"
-        variant = case.variant + (" (float32)" if run.precise else "")
-        lines.append(
-            f"| {case.kernel} | {variant} | {run.lnc} | {run.target} | {rules} | {error} "
-            f"| {run.tolerance:.0e} | {result['seconds']:.1f} |"
-        )
-    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> None:

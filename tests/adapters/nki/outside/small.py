@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 import torch
 
 from tests.adapters.nki.outside.library import Library, Pairs
@@ -35,23 +39,81 @@ def rmsnorm_tkg(
     x = library.normal(batch, 1, hidden, dtype=dtype)
     gamma = library.normal(1, hidden, dtype=dtype)
     norm = library.module("core.subkernels.rmsnorm_tkg").rmsnorm_tkg
-    references = library.module("core.subkernels.rmsnorm_torch")
-
-    def kernel(x, gamma):
-        import nki.language as nl
-
-        out = nl.ndarray((128, batch, hidden // 128), x.dtype, buffer=nl.shared_hbm)
-        norm(x, gamma, out)
-        return out
-
-    got = library.simulate(kernel, x, gamma)
-    # The wide layout belongs to two cores: each one's half of the hidden size is on its own.
-    reference = (
-        references.rmsnorm_tkg_torch_ref if library.lnc == 2 else
-        references.rmsnorm_tkg_torch_ref_lnc1
-    )  # fmt: skip
+    got = library.simulate(_into_output(norm), x, gamma)
+    reference = _two_layouts(library, "rmsnorm_torch", "rmsnorm_tkg_torch_ref")
     want = reference(x.float(), gamma.float(), None)
     return {"out": (got, want["out"])}
+
+
+def layernorm_tkg(library: Library) -> Pairs:
+    """LayerNorm of [B, 1, H] into the layout [128, B, H/128]."""
+    x, gamma, beta = (library.normal(rows, 1, 512) for rows in (5, 1, 1))
+    gamma, beta = gamma[0], beta[0]
+    norm = library.module("core.subkernels.layernorm_tkg").layernorm_tkg
+    got = library.simulate(_into_output(norm), x, gamma, beta)
+    reference = _two_layouts(library, "layernorm_torch", "layernorm_tkg_torch_ref")
+    want = reference(x.float(), gamma.float(), None, beta.float())
+    return {"out": (got, want["out"])}
+
+
+def _into_output(norm: Any) -> Any:
+    """Return a kernel that gives a norm its output tensor."""
+
+    def kernel(x, gamma, *beta):
+        import nki.language as nl
+
+        out = nl.ndarray((128, x.shape[0], x.shape[2] // 128), x.dtype, buffer=nl.shared_hbm)
+        norm(x, gamma, out, *beta)
+        return out
+
+    return kernel
+
+
+def _two_layouts(library: Library, module: str, name: str) -> Any:
+    """Return the reference with each core's half of the hidden size on its own, or in one piece."""
+    references = library.module(f"core.subkernels.{module}")
+    return getattr(references, name if library.lnc == 2 else f"{name}_lnc1")
+
+
+def rmsnorm_quant(library: Library) -> Pairs:
+    """RMSNorm of [2, 65, 512], quantized per row; the reference is plain torch, not quantized."""
+    x, gamma = library.normal(2, 65, 512), library.normal(1, 512)
+    # numpy arrays, because torch has no type for the fp8 of trn2
+    arrays = (t.float().numpy().astype(ml_dtypes.bfloat16) for t in (x, gamma))
+    module = library.module("core.rmsnorm.rmsnorm_quant")
+    types = library.module("core.utils.common_types")
+    settings = module.RmsNormQuantKernelArgs(
+        lower_bound=0.0,
+        norm_type=types.NormType.RMS_NORM,
+        quantization_type=types.QuantizationType.ROW,
+    )
+    rows = library.simulate(module.rmsnorm_quant_kernel, *arrays, settings)
+    scales = np.ascontiguousarray(rows[..., 512:]).view(np.float32)
+    got = torch.from_numpy(rows[..., :512].astype(np.float32) * scales)
+    return {
+        "out": (got, torch.nn.functional.rms_norm(x.float(), (512,), gamma[0].float(), eps=1e-6))
+    }
+
+
+def find_nonzero(library: Library) -> Pairs:
+    """Rows of each column that are not zero, and how many."""
+    x = library.normal(256, 32, dtype="float32") * (library.normal(256, 32) > 0.5)
+    kernel = library.module("core.subkernels.find_nonzero_indices").find_nonzero_indices
+    indices, counts = library.simulate(kernel, x)
+    want = library.module(
+        "core.subkernels.find_nonzero_indices_torch"
+    ).find_nonzero_indices_torch_ref(x)
+    return {"indices": (indices, want["indices"]), "counts": (counts, want["nonzero_counts"])}
+
+
+def indexed_flatten(library: Library) -> Pairs:
+    """Rows of blocks at offsets of one long array; the last row is past its end."""
+    rows = library.integers(0, 1000, 4, 512)
+    offsets = torch.tensor([16, 0, 33, 64], dtype=torch.int32)
+    kernel = library.module("core.subkernels.indexed_flatten").indexed_flatten
+    reference = library.module("core.subkernels.indexed_flatten_torch").indexed_flatten_torch_ref
+    got = library.simulate(kernel, rows, 32, 2048, offsets)
+    return {"out": (got, reference(rows, 32, 2048, offsets)["flattened_array"])}
 
 
 def router_topk(

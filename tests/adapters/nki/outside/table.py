@@ -27,6 +27,7 @@ class Case:
         waived_at: The same, for one number of cores only.
         float32: Tolerance with every float held as float32, which leaves errors of logic only;
             None: not run so.
+        lnc: Cores that the kernel takes.
     """
 
     kernel: str
@@ -37,6 +38,7 @@ class Case:
     waived: tuple[str, ...] = ()
     waived_at: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
     float32: float | None = 2e-6
+    lnc: tuple[int, ...] = (1, 2)
 
 
 @attrs.frozen
@@ -104,6 +106,13 @@ CASES = (
         "rmsnorm_tkg", "sharded", "small:rmsnorm_tkg", 5e-3,
         {"batch": 20, "hidden": 1024}, **MODE,
     ),
+    Case("layernorm_tkg", "bf16", "small:layernorm_tkg", 5e-3, **MODE),
+    Case("rmsnorm_quant", "rows", "small:rmsnorm_quant", 4e-2, float32=None),
+    Case(
+        "find_nonzero_indices", "columns", "small:find_nonzero", 0.0,
+        waived=GARBAGE, lnc=(2,), float32=None,
+    ),
+    Case("indexed_flatten", "blocks", "small:indexed_flatten", 0.0, lnc=(2,), float32=None),
     Case("router_topk", "softmax-first", "small:router_topk", 2e-6, **ALONE),
     Case("router_topk", "softmax-after", "small:router_topk", 2e-6, {"pre_norm": False}, **ALONE),
     Case("router_topk", "normalized", "small:router_topk", 2e-6, {"normalize": True}, **ALONE),
@@ -186,9 +195,13 @@ CASES = (
         "moe_tkg", "selective", "moe:tkg", 8e-3, {"all_expert": False, "scaled": True},
         waived=("NKI-ENUM", "NKI-OPERAND-DTYPE", "NKI-UNWRITTEN"),
     ),
+    Case(
+        "moe_cte", "shard-on-block", "moe:cte", 8e-3, lnc=(2,),
+        waived=("NKI-OPERAND-DTYPE", "NKI-PSUM-CAPACITY"),
+    ),
 )  # fmt: skip
 
 RUNS = (
-    *(Run(case, lnc, target) for case in CASES for target in ("trn2", "trn3") for lnc in (1, 2)),
-    *(Run(case, lnc, "trn2", True) for case in CASES if case.float32 for lnc in (1, 2)),
+    *(Run(case, lnc, target) for case in CASES for target in ("trn2", "trn3") for lnc in case.lnc),
+    *(Run(case, lnc, "trn2", True) for case in CASES if case.float32 for lnc in case.lnc),
 )
