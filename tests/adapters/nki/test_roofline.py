@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from trnport import bootstrap
+from trnport.adapters.nki.adapter import NkiKernels
 from trnport.adapters.nki.execute import Machine
 from trnport.adapters.nki.fallback import KernelLimitError
 from trnport.adapters.nki.roofline import StepEstimate, count_call
@@ -20,7 +21,7 @@ from trnport.adapters.nki.roofline.cost import PEAK_MACS, CoreCost, bound, ridge
 from trnport.adapters.nki.roofline.count import AXES
 from trnport.adapters.nki.roofline.extrapolate import extrapolate
 from trnport.adapters.nki.roofline.minimum import least_bytes, least_macs
-from trnport.adapters.nki.simulator.targets import RATES
+from trnport.adapters.nki.simulator.targets import RATES, TARGETS
 from trnport.core.errors import ConfigError
 from trnport.core.kernel_calls import KernelCall
 
@@ -334,3 +335,24 @@ def test_a_call_that_no_kernel_takes_says_why() -> None:
 def test_an_mlp_of_several_blocks_of_tokens_fits_into_psum() -> None:
     # What the products of one block leave in PSUM must be gone when the next block starts.
     assert count_call(mlp(1024, 512, 1024), Machine())
+
+
+@pytest.mark.slow
+def test_a_wide_mlp_of_several_blocks_of_tokens_fits_into_sbuf() -> None:
+    from trnport.adapters.nki.roofline.count import _nothing, _run
+
+    kernels = NkiKernels(_nothing(), strict=True)
+    (core,) = _run(mlp(1024, 512, 16384), kernels)
+    assert core.sbuf_peak <= TARGETS["trn2"].sbuf_bytes
+
+
+def test_a_guess_past_the_memory_of_a_core_is_counted_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trnport.adapters.nki.roofline import count
+
+    call = decode(9, 24)
+    whole = count_call(call, Machine())
+    too_much = (attrs.evolve(whole[0], sbuf_peak=10**6),)
+    monkeypatch.setattr(count, "extrapolate", lambda *_: too_much)
+    assert count_call(call, Machine()) == whole

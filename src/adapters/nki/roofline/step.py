@@ -12,6 +12,7 @@ from trnport.adapters.nki.fallback import KernelLimitError
 from trnport.adapters.nki.roofline.cost import PEAK_MACS, Bound, CoreCost, bound, ridge
 from trnport.adapters.nki.roofline.count import count_call
 from trnport.adapters.nki.roofline.minimum import least_bytes, least_macs
+from trnport.adapters.nki.simulator.rules import NkiError
 from trnport.adapters.nki.simulator.targets import RATES
 from trnport.core.kernel_calls import KernelCall
 
@@ -150,3 +151,5 @@ def _counted(call: KernelCall, machine: Machine) -> tuple[tuple[CoreCost, ...], 
         return count_call(call, machine), ""
     except KernelLimitError as error:
         return (), str(error)
+    except NkiError as error:
+        return (), f"our kernel for {call.operator} breaks a rule: {error}"
