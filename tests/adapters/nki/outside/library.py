@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -63,3 +64,19 @@ class Library:
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
         """Uniform int32 numbers from `low` below `high`."""
         return torch.from_numpy(self.generator.integers(low, high, shape).astype(np.int32))
+
+    def normal_fp8(self, *shape: int) -> tuple[Any, torch.Tensor]:
+        """Normal numbers in trn2's fp8 as numpy, which has that type, and in fp32 as torch."""
+        values = self.generator.standard_normal(shape).astype(np.float32)
+        narrow = values.astype(ml_dtypes.float8_e4m3)
+        return narrow, torch.from_numpy(narrow.astype(np.float32))
+
+
+def as_numpy(x: torch.Tensor) -> Any:
+    """A bf16 tensor as a numpy array of the same dtype."""
+    return x.float().numpy().astype(ml_dtypes.bfloat16)
+
+
+def as_torch(x: Any) -> torch.Tensor:
+    """A float array of any dtype in fp32."""
+    return torch.from_numpy(x.astype(np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.adapters.nki.outside.library import Library, Pairs
+from tests.adapters.nki.outside.library import Library, Pairs, as_numpy, as_torch
 
 _ACTIVATIONS = {
     "SiLU": torch.nn.functional.silu,
@@ -51,3 +51,26 @@ def mlp(
         h = torch.nn.functional.rms_norm(h, (hidden,), gamma.float()[0], eps=1e-6)
     want = (_ACTIVATIONS[act](h @ gate.float()) * (h @ up.float())) @ down.float()
     return {"out": (got, want)}
+
+
+def mlp_fp8(library: Library, *, batch: int, seq: int) -> Pairs:
+    """The same with fp8 weights that have a scale per column."""
+    hidden, inner = 512, 384
+    types = library.module("core.utils.common_types")
+    x = library.normal(batch, seq, hidden)
+    shapes = {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}
+    weights = {name: library.normal_fp8(*shape) for name, shape in shapes.items()}
+    scales = {
+        name: library.normal(1, shape[1], dtype="float32").abs().repeat(128, 1) / 16
+        for name, shape in shapes.items()
+    }
+    (got, *_) = library.simulate(
+        library.module("core.mlp.mlp").mlp,
+        as_numpy(x),
+        *(narrow for narrow, _ in weights.values()),
+        quantization_type=types.QuantizationType.ROW,
+        **{f"{name}_w_scale": scale.numpy() for name, scale in scales.items()},
+    )
+    gate, up, down = (weights[name][1] * scales[name][:1] for name in shapes)
+    want = (torch.nn.functional.silu(x.float() @ gate) * (x.float() @ up)) @ down
+    return {"out": (as_torch(got), want)}

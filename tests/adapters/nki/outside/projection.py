@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.adapters.nki.outside.library import Library, Pairs
+from tests.adapters.nki.outside.library import Library, Pairs, as_numpy, as_torch
 
 
 def output_tkg(
@@ -127,3 +127,51 @@ def qkv_rope(library: Library) -> Pairs:
     turned = plain[:, :, :rotated] * c + torch.cat((-right, left), dim=-1) * s
     want = torch.cat((turned, plain[:, :, rotated:]), dim=2).reshape(1, seq, -1)
     return {"out": (got, want)}
+
+
+def output_tkg_fp8(library: Library) -> Pairs:
+    """Project attention with an fp8 weight that has a scale per column."""
+    heads, d, hidden = 2, 128, 1024
+    attention = library.normal(d, 5, heads, 1)
+    narrow, weight = library.normal_fp8(heads * d, hidden)
+    scales = library.normal(1, hidden, dtype="float32").abs().repeat(128, 1) / 16
+    kind = library.module("core.utils.common_types").QuantizationType.ROW
+    place = "core.output_projection.output_projection_tkg"
+    got = library.simulate(
+        library.module(place).output_projection_tkg,
+        as_numpy(attention),
+        narrow,
+        quantization_type=kind,
+        weight_scale=scales.numpy(),
+    )
+    reference = library.module(f"{place}_torch").output_projection_tkg_torch_ref
+    want = reference(attention, weight, quantization_type=kind, weight_scale=scales)
+    return {"out": (as_torch(got), want["out"])}
+
+
+def qkv_tkg_fp8(library: Library) -> Pairs:
+    """Project a few tokens, normalised, with an fp8 weight that has a scale per column."""
+    hidden, width = 512, 384
+    x, gamma = library.normal(4, 1, hidden), library.normal(1, hidden)
+    narrow, weight = library.normal_fp8(hidden, width)
+    scales = library.normal(1, width, dtype="float32").abs().repeat(128, 1) / 16
+    types = library.module("core.utils.common_types")
+    settings = {
+        "quantization_type": types.QuantizationType.ROW,
+        "d_head": 64,
+        "num_q_heads": 4,
+        "num_kv_heads": 1,
+    }
+    got = library.simulate(
+        library.module("core.qkv.qkv").qkv,
+        as_numpy(x),
+        narrow,
+        fused_norm_type=types.NormType.RMS_NORM,
+        gamma_norm_weights=as_numpy(gamma),
+        qkv_w_scale=scales.numpy(),
+        **settings,
+    )
+    want = library.module("core.qkv.qkv_tkg_torch").qkv_tkg_torch_ref(
+        x, weight, norm_w=gamma, qkv_w_scale=scales, **settings
+    )
+    return {"out": (as_torch(got), want["out"])}

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
-from tests.adapters.nki.outside.library import Library, Pairs
+from tests.adapters.nki.outside.library import Library, Pairs, as_numpy
 
 
 def cumsum(library: Library, *, shape: tuple[int, ...]) -> Pairs:
@@ -79,7 +78,7 @@ def rmsnorm_quant(library: Library) -> Pairs:
     """RMSNorm of [2, 65, 512], quantized per row; the reference is plain torch, not quantized."""
     x, gamma = library.normal(2, 65, 512), library.normal(1, 512)
     # numpy arrays, because torch has no type for the fp8 of trn2
-    arrays = (t.float().numpy().astype(ml_dtypes.bfloat16) for t in (x, gamma))
+    arrays = (as_numpy(t) for t in (x, gamma))
     module = library.module("core.rmsnorm.rmsnorm_quant")
     types = library.module("core.utils.common_types")
     settings = module.RmsNormQuantKernelArgs(

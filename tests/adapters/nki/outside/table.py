@@ -123,6 +123,7 @@ CASES = (
     Case("output_projection_tkg", "bf16", "projection:output_tkg", 5e-3),
     Case("output_projection_tkg", "bias", "projection:output_tkg", 5e-3, {"bias": True, "d": 64}),
     Case("output_projection_tkg", "transposed", "projection:output_tkg", 5e-3, {"transpose": True}),
+    Case("output_projection_tkg", "fp8-rows", "projection:output_tkg_fp8", 8e-3),
     Case("output_projection_cte", "bf16", "projection:output_cte", 5e-3),
     Case("output_projection_cte", "odd", "projection:output_cte", 5e-3, {"s": 517, "bias": True}),
     Case("qkv_cte", "plain", "projection:qkv", 5e-3, {"seq": 256}),
@@ -147,6 +148,7 @@ CASES = (
         "qkv_tkg", "layernorm-heads", "projection:qkv", 8e-3,
         {"seq": 1, "batch": 4, "norm": "LAYER_NORM", "layout": "NBSd", "d": 128}, **MODE,
     ),
+    Case("qkv_tkg", "fp8-rows", "projection:qkv_tkg_fp8", 1e-2, **MODE),
     Case("mlp_tkg", "plain", "mlp:mlp", 5e-3, {"batch": 4, "seq": 1}, **MODE),
     Case("mlp_tkg", "rmsnorm", "mlp:mlp", 8e-3, {"batch": 5, "seq": 1, "norm": "RMS_NORM"}, **MODE),
     Case(
@@ -157,6 +159,7 @@ CASES = (
         "mlp_tkg", "gelu", "mlp:mlp", 5e-3,
         {"batch": 4, "seq": 1, "act": "GELU_Tanh_Approx"}, **MODE,
     ),
+    Case("mlp_tkg", "fp8-rows", "mlp:mlp_fp8", 1e-2, {"batch": 4, "seq": 1}, **MODE),
     Case("mlp_cte", "plain", "mlp:mlp", 5e-3, {"batch": 1, "seq": 256}),
     Case("mlp_cte", "rmsnorm", "mlp:mlp", 8e-3, {"batch": 1, "seq": 256, "norm": "RMS_NORM"}),
     Case("mlp_cte", "add", "mlp:mlp", 8e-3, {"batch": 2, "seq": 128, "add": True}),
