@@ -158,6 +158,7 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ("NKI-OOB", lambda: counting((4, 6)).ap([[6, 4], [1, 2]], offset=5), None),
     ("NKI-OOB", lambda: counting((4, 6)).ap([[6, 4], [1, 2]], offset=6), None),
     ("NKI-OOB", lambda: counting((4, 6), nl.hbm).ap([[1, 25]]), None),
+    ("NKI-OOB-PARTIAL", lambda: _two_rows_from(3), lambda: _two_rows_from(4)),
     (
         "NKI-AP-OFFSETS",
         lambda: _hbm(4, 6).ap([[6, 1]], scalar_offset=_rows(0), vector_offset=_rows(0)),
@@ -341,6 +342,13 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
 def _hbm_like_sbuf() -> Any:
     """A destination whose shape an SBUF tensor cannot have."""
     return nl.ndarray((128, 4), nl.float32).ap([[4, 128], [1, 2]]).derive((129, 2), (4, 1), 0)
+
+
+def _two_rows_from(row: int) -> Any:
+    source = counting((4, 6), nl.hbm).ap(
+        [[6, 2], [1, 6]], scalar_offset=nisa.register_alloc(row), indirect_dim=0
+    )
+    return nisa.dma_copy(filled(np.zeros((2, 6), np.int32)), source, **_SKIP)
 
 
 def _shared() -> Any:
