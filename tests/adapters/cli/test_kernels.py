@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from tests.adapters.cli.test_roofline import CONFIG
 from trnport import bootstrap
 from trnport.adapters.cli import main
 from trnport.adapters.cli.kernel_examples import DEFAULTS, example, parse_sizes
@@ -21,6 +24,7 @@ from trnport.core.config import NeuronConfig
 from trnport.core.errors import ConfigError
 from trnport.core.kernel_calls import KernelCall, invoke
 from trnport.core.kernels import operator_names
+from trnport.core.ports import Kernels
 
 PLUGIN = '''
 """A package of somebody else."""
@@ -296,3 +300,37 @@ def test_names_of_ours_cannot_be_taken() -> None:
 
 def test_looking_up_names_loads_nothing(package: str) -> None:
     bootstrap.check_kernels("broken+mlp:nothing")
+
+
+# --- in a server's and a session's settings -----------------------------------------------------
+
+
+def test_a_server_refuses_a_set_that_does_not_exist(package: str) -> None:
+    pytest.importorskip("vllm")
+    from trnport.adapters.vllm.settings import neuron_config_of
+
+    def config(kernels: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            additional_config={"neuron_config": {"kernels": kernels}},
+            model_config=SimpleNamespace(max_model_len=64),
+            scheduler_config=SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1),
+            cache_config=SimpleNamespace(block_size=32),
+        )
+
+    assert neuron_config_of(config("torch_cpu+mine")).kernels == "torch_cpu+mine"
+    with pytest.raises(ConfigError, match=r"'cuda' is not available; choose one of .*'mine'"):
+        neuron_config_of(config("torch_cpu+mlp:cuda"))
+
+
+def test_a_model_is_built_with_what_the_setting_spells(registered: str) -> None:
+    settings = NeuronConfig.from_dict(
+        {"kernels": "torch_cpu+halved"},
+        max_model_len=64,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        tp=1,
+    )
+    model: Any = bootstrap.build_model(CONFIG, settings, dtype=torch.float32)
+    used = {x.name for m in model.modules() for x in vars(m).values() if isinstance(x, Kernels)}
+    assert used == {"torch_cpu+halved"}
