@@ -7,10 +7,11 @@ does code ask which backend it runs on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -148,6 +149,36 @@ def estimate_step(
         name, notes.calls[name], target=target, lnc=lnc, progress=progress
     )
     return estimate
+
+
+def nki_limits(operator: str) -> list[tuple[str, int, str]]:
+    """(size, the largest that our NKI kernel takes, what runs out beyond it)."""
+    limits = _load_nki("limits").LIMITS[operator]
+    return [(name, most, limits.why[name]) for name, most in limits.most.items()]
+
+
+@contextlib.contextmanager
+def nki_launches(target: str) -> Iterator[list[dict[str, Any]]]:
+    """Counts and bounds of the NKI kernels that run inside the ``with`` block.
+
+    The list is filled when the block ends; empty where nothing of NKI ran.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        roofline = _load_nki("roofline")
+    except ConfigError:  # without the extra nothing of NKI can run
+        yield found
+        return
+    with roofline.launches() as heard:
+        yield found
+    found.extend(roofline.describe(launch, target) for launch in heard)
+
+
+def kernel_coverage(kernels: Kernels, operator: str) -> dict[str, Any]:
+    """What a set or its part says about where an operator ran; empty if it does not say."""
+    owner = getattr(getattr(kernels, operator), "__self__", None)
+    report = getattr(owner, "coverage", None)
+    return report().get(operator, {}) if callable(report) else {}
 
 
 def _load_nki(name: str) -> Any:

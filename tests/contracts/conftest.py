@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import pytest
 
 from tests.contracts.processes import GlooWorld
+from trnport import bootstrap
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.fake import (
     FakeCollectives,
@@ -58,6 +60,11 @@ KERNELS: dict[str, Callable[[], Kernels]] = {
     "recording": lambda: RecordingKernels(TorchCpuKernels()),
     "poisoning": lambda: PoisoningKernels(TorchCpuKernels()),
     "nki": lambda: NKI,
+}
+# Sets that packages bring, such as CONTRACT_KERNELS="mine torch_cpu+mlp:mine".
+KERNELS |= {
+    spelling: partial(bootstrap.kernels, spelling)
+    for spelling in os.environ.get("CONTRACT_KERNELS", "").split()
 }
 WORLDS: dict[str, Callable[[], World]] = {
     "single": lambda: InThisThread(SingleCollectives()),

@@ -31,6 +31,14 @@ def _run(arguments: argparse.Namespace) -> int:
         from trnport.adapters.cli.plan import run_plan
 
         return run_plan(arguments)
+    if arguments.command == "roofline":
+        from trnport.adapters.cli.roofline import run_roofline
+
+        return run_roofline(arguments)
+    if arguments.command == "kernels":
+        from trnport.adapters.cli.kernels import run_kernels
+
+        return run_kernels(arguments)
     from trnport.adapters.cli.chat import run_chat
 
     return run_chat(arguments)

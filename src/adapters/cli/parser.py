@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import math
 
+from trnport.adapters.cli.kernel_arguments import add_kernels, add_roofline
+
 SERVER_MEMORY_UTILIZATION = 0.92
 """vLLM's default of gpu_memory_utilization, which means the host's memory on a CPU platform."""
 
@@ -17,6 +19,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands.add_parser("chat", help="talk to a checkpoint in the terminal, offline"))
     _add_doctor(commands.add_parser("doctor", help="say whether serving would work here, and why"))
     _add_plan(commands.add_parser("plan", help="memory and programs of a server, before it starts"))
+    add_roofline(commands.add_parser("roofline", help="least time of a step on our NKI kernels"))
+    add_kernels(commands.add_parser("kernels", help="list and compare sets of kernels"))
     return parser
 
 

@@ -58,6 +58,10 @@ class KernelSets:
             raise ConfigError(f"kernels named {name!r} come with trnport; choose another name")
         self._registered[name] = made
 
+    def unregister(self, name: str) -> None:
+        """Forget a set that :meth:`register` added; others are left alone."""
+        self._registered.pop(name, None)
+
     def origins(self) -> dict[str, str]:
         """Name of every set to where it comes from, in order of precedence."""
         found = dict.fromkeys(self._builtin, "trnport")
@@ -121,6 +125,19 @@ class KernelSets:
             ConfigError: There is no such set, or it cannot be made.
         """
         return tuple(_operators(self._make(name, name, {})))
+
+    def providers(self, spelling: str) -> dict[str, str]:
+        """Operator to the set that a spelling takes it from, the last one that has it.
+
+        Raises:
+            ConfigError: As in :meth:`build`.
+        """
+        self.build(spelling)
+        found: dict[str, str] = {}
+        for operator, name in _parts(spelling):
+            wanted = self.operators(name) if operator is None else (operator,)
+            found |= dict.fromkeys(wanted, name)
+        return found
 
     def _find(self, spelling: str, name: str) -> Any:
         if name in self._builtin:

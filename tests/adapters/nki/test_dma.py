@@ -124,6 +124,9 @@ def test_dynamic_start_out_of_bounds_is_skipped_whole() -> None:
     src = counting((4, 3), nl.hbm).ap([[3, 2], [1, 3]], scalar_offset=register)
     with breaks("NKI-OOB"):
         nisa.dma_copy(dst=dst, src=src)
+    with breaks("NKI-OOB-PARTIAL"):  # row 3 is there, row 4 is not
+        nisa.dma_copy(dst=dst, src=src, oob_mode=nisa.oob_mode.skip)
+    nisa.register_move(register, 4)
     nisa.dma_copy(dst=dst, src=src, oob_mode=nisa.oob_mode.skip)
     assert (read(dst) == 5).all()
     nisa.register_move(register, 2)

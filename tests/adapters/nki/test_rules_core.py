@@ -158,6 +158,7 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ("NKI-OOB", lambda: counting((4, 6)).ap([[6, 4], [1, 2]], offset=5), None),
     ("NKI-OOB", lambda: counting((4, 6)).ap([[6, 4], [1, 2]], offset=6), None),
     ("NKI-OOB", lambda: counting((4, 6), nl.hbm).ap([[1, 25]]), None),
+    ("NKI-OOB-PARTIAL", lambda: _two_rows_from(3), lambda: _two_rows_from(4)),
     (
         "NKI-AP-OFFSETS",
         lambda: _hbm(4, 6).ap([[6, 1]], scalar_offset=_rows(0), vector_offset=_rows(0)),
@@ -235,7 +236,11 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
         lambda: _transposed(_hbm(2, 4, 8, dtype="bfloat16"), **_HWDGE),
         lambda: _transposed(_hbm(2, 8, 8, dtype="bfloat16"), **_HWDGE),
     ),
-    ("NKI-DMA-TRANSPOSE", lambda: _transposed(_hbm(16, 4, dtype="bfloat16"), **_SWDGE), None),
+    (
+        "NKI-DMA-TRANSPOSE-MODE",
+        lambda: _transposed(_hbm(16, 4, dtype="bfloat16"), **_SWDGE),
+        lambda: _transposed(_hbm(16, 4, dtype="bfloat16"), **_HWDGE),
+    ),
     (
         "NKI-DMA-GATHER-TRANSPOSE",
         lambda: _transposed(_gathered(dtype="float32")),
@@ -330,12 +335,24 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ),
     ("NKI-SENDRECV-SIZE", lambda: _sent(257), None),
     ("NKI-CORES", lambda: _sent(256), None),
+    ("NKI-BARRIER-ALONE", lambda: nisa.core_barrier(_shared(), (0, 1)), None),
 ]
 
 
 def _hbm_like_sbuf() -> Any:
     """A destination whose shape an SBUF tensor cannot have."""
     return nl.ndarray((128, 4), nl.float32).ap([[4, 128], [1, 2]]).derive((129, 2), (4, 1), 0)
+
+
+def _two_rows_from(row: int) -> Any:
+    source = counting((4, 6), nl.hbm).ap(
+        [[6, 2], [1, 6]], scalar_offset=nisa.register_alloc(row), indirect_dim=0
+    )
+    return nisa.dma_copy(filled(np.zeros((2, 6), np.int32)), source, **_SKIP)
+
+
+def _shared() -> Any:
+    return nl.ndarray((2, 2), nl.float32, nl.shared_hbm)
 
 
 def _added(*rows: int, **options: Any) -> None:

@@ -78,6 +78,8 @@ def mlp(
             first = n * BANK
             sums = product(hidden, down, first, min(BANK, width - first))
             store_columns(out, sums, (start, first), down_bias, has_down_bias)
+            sums = []  # before the next columns take the same memory
+        hidden = []  # likewise, the next block of tokens
     return out
 
 

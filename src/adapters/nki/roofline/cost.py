@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import attrs
 
+from trnport.adapters.nki.counting import Launch
 from trnport.adapters.nki.simulator.cycles import ISSUE
 from trnport.adapters.nki.simulator.targets import PARTITIONS, RATES, Rates
 
@@ -123,3 +124,15 @@ def ridge(target: str) -> float:
     """Floating-point operations per byte of HBM above which a 16-bit product is compute-bound."""
     rates = RATES[target]
     return 2 * PEAK_MACS * rates.clocks["tensor"] / min(rates.hbm, rates.dma)
+
+
+def describe(launch: Launch, target: str) -> dict[str, Any]:
+    """A launch as plain data: its kernel, counts of each core, and its bound."""
+    cores = tuple(CoreCost.of(core) for core in launch.cores)
+    least = bound(cores, target)
+    return {
+        "kernel": launch.kernel,
+        "cores": [attrs.asdict(core) for core in cores],
+        "bound_seconds": least.seconds,
+        "bound_by": least.by,
+    }

@@ -14,6 +14,7 @@ from trnport.adapters.nki.execute import Machine
 from trnport.adapters.nki.nki import REAL
 from trnport.adapters.nki.roofline.cost import CoreCost
 from trnport.adapters.nki.roofline.extrapolate import Cores, extrapolate
+from trnport.adapters.nki.simulator.targets import TARGETS
 from trnport.core.errors import ConfigError
 from trnport.core.kernel_calls import KernelCall, Shape, invoke
 from trnport.core.kernels import operator_names
@@ -80,12 +81,15 @@ def count_call(call: KernelCall, machine: Machine) -> Cores:
 
     Raises:
         KernelLimitError: No kernel of ours takes the call; the message says why.
+        NkiError: Our kernel breaks a rule on these shapes.
         ConfigError: The real NKI is installed, and its simulator does not count.
     """
     if REAL:
         raise ConfigError("the Neuron SDK's nki does not count; uninstall it to use the simulator")
     kernels = NkiKernels(_nothing(), target=machine.target, lnc=machine.lnc, strict=True)
-    return _along(call, AXES.get(call.operator, ()), kernels, machine.lnc)
+    cores = _along(call, AXES.get(call.operator, ()), kernels, machine.lnc)
+    # Past the memory of a core nothing repeats: let the simulator say what happens.
+    return cores if _fits(cores, machine.target) else _run(call, kernels)
 
 
 def _nothing() -> Kernels:
@@ -108,6 +112,14 @@ def _along(call: KernelCall, axes: tuple[Axis, ...], kernels: Kernels, lnc: int)
         return _along(call.resized(sizes), tuple(rest), kernels, lnc)
 
     return extrapolate(at, base, step, axis.degree)
+
+
+def _fits(cores: Cores, target: str) -> bool:
+    limits = TARGETS[target]
+    return all(
+        core.sbuf_peak <= limits.sbuf_bytes and core.psum_peak <= limits.psum_bytes
+        for core in cores
+    )
 
 
 def _run(call: KernelCall, kernels: Kernels) -> Cores:

@@ -3,12 +3,17 @@
 
 A kernel does the same for every tile, so its counts are a polynomial in the number of tiles. It
 is found from small calls, tried on one more, and given up if that one does not lie on it.
+
+Peaks of memory are no sums: they level off, or grow with the size. The line through the two largest
+calls says which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+
+import attrs
 
 from trnport.adapters.nki.roofline.cost import CoreCost
 
@@ -35,9 +40,19 @@ def extrapolate(count: Callable[[int], Cores], size: int, step: int, degree: int
         return count(size)
     seen = [count(point) for point in points]
     known, proof = points[:-1], points[-1]
-    if _at(proof, known, seen[:-1]) != seen[-1]:
+    guessed = _at(proof, known, seen[:-1])
+    if [_without_peaks(core) for core in guessed] != [_without_peaks(core) for core in seen[-1]]:
         return count(size)
-    return _at(size, points, seen)
+    return tuple(
+        attrs.evolve(core, sbuf_peak=peaks.sbuf_peak, psum_peak=peaks.psum_peak)
+        for core, peaks in zip(
+            _at(size, points, seen), _at(size, points[-2:], seen[-2:]), strict=True
+        )
+    )
+
+
+def _without_peaks(core: CoreCost) -> CoreCost:
+    return attrs.evolve(core, sbuf_peak=0, psum_peak=0)
 
 
 def _at(size: int, points: list[int], seen: list[Cores]) -> Cores:

@@ -9,9 +9,11 @@ import attrs
 
 from trnport.adapters.nki.execute import Machine
 from trnport.adapters.nki.fallback import KernelLimitError
-from trnport.adapters.nki.roofline.cost import Bound, CoreCost, bound, ridge
+from trnport.adapters.nki.roofline.cost import PEAK_MACS, Bound, CoreCost, bound, ridge
 from trnport.adapters.nki.roofline.count import count_call
 from trnport.adapters.nki.roofline.minimum import least_bytes, least_macs
+from trnport.adapters.nki.simulator.rules import NkiError
+from trnport.adapters.nki.simulator.targets import RATES
 from trnport.core.kernel_calls import KernelCall
 
 
@@ -89,6 +91,22 @@ class StepEstimate:
         """Bytes that our kernels move in a step."""
         return sum(call.times * call.hbm_bytes for call in self.calls)
 
+    @property
+    def peak_flops(self) -> float:
+        """Floating-point operations per second of the logical core, of 16-bit data."""
+        clock = RATES[self.machine.target].clocks["tensor"]
+        return 2 * PEAK_MACS * clock * self.machine.lnc
+
+    @property
+    def least_seconds(self) -> float:
+        """Least time of any kernels with the same operators: bytes and products alone."""
+        rates = RATES[self.machine.target]
+        bandwidth = min(rates.hbm, rates.dma) * self.machine.lnc
+        return sum(
+            call.times * max(call.least_bytes / bandwidth, 2 * call.least_macs / self.peak_flops)
+            for call in self.calls
+        )
+
 
 def estimate_step(
     program: str,
@@ -133,3 +151,5 @@ def _counted(call: KernelCall, machine: Machine) -> tuple[tuple[CoreCost, ...], 
         return count_call(call, machine), ""
     except KernelLimitError as error:
         return (), str(error)
+    except NkiError as error:
+        return (), f"our kernel for {call.operator} breaks a rule: {error}"

@@ -41,6 +41,7 @@ class Counters:
         pe_useful_macs: Multiply-adds of the operands' real sizes (K x M x N).
         sbuf_peak: Most SBUF bytes per partition in use at once.
         psum_peak: Most PSUM bytes per partition in use at once.
+        waived: Violations per rule that a launch with `strict=False` let pass.
     """
 
     engines: dict[str, EngineCount] = attrs.field(factory=dict)
@@ -53,6 +54,7 @@ class Counters:
     pe_useful_macs: int = 0
     sbuf_peak: int = 0
     psum_peak: int = 0
+    waived: dict[str, int] = attrs.field(factory=dict)
 
     def add(self, instruction: str, engine: str, elements: int, cycles: float) -> None:
         """Count one instruction."""

@@ -30,6 +30,13 @@ _AP = "nki.language.NkiTensor.ap"
 
 add(
     Rule("NKI-OOB", "Every access stays inside its tensor.", "nki.language.NkiTensor: indexing"),
+    Rule(
+        "NKI-OOB-PARTIAL",
+        "A transfer that may be skipped is inside its tensor or outside, not both: whether the "
+        "part inside moves is not documented.",
+        "nki.isa.dma_copy: oob_mode",
+        relaxed=True,
+    ),
     Rule("NKI-AP-VIEW", "Call .ap on a whole tensor: on a view its meaning is unclear.", _AP, True),
     Rule("NKI-AP-PATTERN", "A pattern is [[stride, count], ...] of ints, 1 to 5 pairs.", _AP),
     Rule(
@@ -271,13 +278,17 @@ def shifted(t: NkiTensor, value: int, instruction: str, *, skip: bool) -> NkiTen
     """Return the static view that a scalar lookup addresses, None if skipped as out of bounds.
 
     Raises:
-        RuleViolationError: The index is out of bounds and `skip` is off.
+        RuleViolationError: The index is out of bounds and `skip` is off, or only partly out.
     """
     lookup = t.lookup
     result = t.derive(t.shape, t.strides, t.offset + value * lookup.stride, lookup=None)
     inside = value >= 0 and (lookup.limit is None or value < lookup.limit)
     if not (inside and _within(result)):
         if skip:
+            total = t.storage.size * itemsize(t.storage.dtype) // itemsize(t.dtype)
+            if inside and result.offset < total:
+                view = f"dynamic index of {t}"
+                violation("NKI-OOB-PARTIAL", instruction, view, value, "all inside or all outside")
             return None
         limit = f"0 to {lookup.limit - 1}" if lookup.limit else "an index inside the tensor"
         violation("NKI-OOB", instruction, f"dynamic index of {t}", value, limit)

@@ -64,12 +64,6 @@ ISA_RULES: dict[str, Rule] = {
             relaxed=True,
         ),
         Rule("NKI-MEMSET-KIND", "An integer tile is set to an integer.", "nki.isa.memset"),
-        Rule(
-            "NKI-MEMSET-FLOAT",
-            "The value is of the tile's kind: a float for float dtypes.",
-            "Update guide for NKI 0.3: memset, strict type matching",
-            relaxed=True,
-        ),
         Rule("NKI-MEMSET-PACKED", "A tile of a packed dtype is set to 0 only.", "nki.isa.memset"),
         Rule("NKI-PATTERN", "A pattern is up to four [step, count] pairs.", "nki.isa.iota"),
         Rule("NKI-ACT-FUNCTION", "The scalar engine has the function.", _FUNCTIONS),

@@ -25,11 +25,19 @@ add(
         "nki.isa.core_barrier, nki.isa.sendrecv: notes",
     ),
     Rule(
+        "NKI-BARRIER-ALONE",
+        "A barrier needs a launch on two cores, kernel[2]; alone it would be nothing.",
+        "nki.isa.core_barrier: notes",
+        relaxed=True,
+    ),
+    Rule(
         "NKI-SENDRECV-SIZE",
         "gpsimd_dma moves up to 1024, 512 or 256 bytes per partition of 32, 16 or 8-bit types.",
         "nki.isa.sendrecv: dma_engine",
     ),
 )
+
+_TWO = "2: call kernel[2]"
 
 
 def core_barrier(
@@ -49,8 +57,11 @@ def core_barrier(
     check.require_generation("core_barrier", 3)
     check.require_buffer("core_barrier", "data", data, SHARED_HBM)
     check.require_parameter("core_barrier", "cores", tuple(cores), ((0, 1),))
-    core = _meeting_core("core_barrier")
-    core.exchange.meet(core.index, ("core_barrier", data.storage.name or data.storage.shape))
+    core = machine.current()
+    if core.exchange is None:
+        violation("NKI-BARRIER-ALONE", "core_barrier", "cores of the launch", core.lnc, _TWO)
+    else:
+        core.exchange.meet(core.index, ("core_barrier", data.storage.name or data.storage.shape))
     return NkiInstruction("core_barrier")
 
 
@@ -103,5 +114,5 @@ def sendrecv(
 def _meeting_core(instruction: str) -> machine.Core:
     core = machine.current()
     if core.exchange is None:
-        violation("NKI-CORES", instruction, "cores of the launch", core.lnc, "2: call kernel[2]")
+        violation("NKI-CORES", instruction, "cores of the launch", core.lnc, _TWO)
     return core

@@ -52,6 +52,12 @@ add(
         f"{_TRANSPOSE}: direct transpose",
     ),
     Rule(
+        "NKI-DMA-TRANSPOSE-MODE",
+        "A direct transpose leaves dge_mode unknown or takes hwdge.",
+        f"{_TRANSPOSE}: direct transpose",
+        relaxed=True,
+    ),
+    Rule(
         "NKI-DMA-GATHER-TRANSPOSE",
         "A transpose of gathered rows: 2-byte dtype in HBM, last dimension up to 128, rows and "
         "indices in multiples of 16.",
@@ -266,7 +272,9 @@ def _check_transpose(src: NkiTensor, dge_mode: Any, oob_mode: Any) -> None:
     if dge_mode is _dge.unknown:
         return
     if dge_mode is not _dge.hwdge:
-        violation(rule, instruction, "dge_mode", dge_mode.name, "unknown or hwdge")
+        mode = "NKI-DMA-TRANSPOSE-MODE"
+        violation(mode, instruction, "dge_mode", dge_mode.name, "unknown or hwdge")
+        return
     check.require_generation(instruction, 3, "dge_mode hwdge")
     if src.itemsize != 2:
         violation(rule, instruction, "src dtype", src.dtype, "a 2-byte dtype")

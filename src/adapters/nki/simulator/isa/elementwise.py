@@ -92,8 +92,6 @@ def _require_kind(dst: NkiTensor, value: Any) -> None:
         if not whole or not limits.min <= int(value) <= limits.max:
             limit = f"an integer from {limits.min} to {limits.max}"
             violation("NKI-MEMSET-KIND", "memset", f"value for {dst.dtype}", repr(value), limit)
-    elif dst.dtype in FLOATS and whole:
-        violation("NKI-MEMSET-FLOAT", "memset", f"value for {dst.dtype}", repr(value), "a float")
 
 
 @quiet
