@@ -267,7 +267,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("target", "rule", "breaks"), CASES, ids=lambda value: str(value)[-30:])
+@pytest.mark.parametrize(
+    ("target", "rule", "breaks"),
+    CASES,
+    ids=[f"{i}-{target}-{rule}" for i, (target, rule, _) in enumerate(CASES)],
+)
 def test_a_broken_rule_names_itself(target, rule, breaks):
     with machine.session(target), pytest.raises(RuleViolationError) as caught:
         breaks()
