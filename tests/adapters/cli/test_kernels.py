@@ -334,3 +334,12 @@ def test_a_model_is_built_with_what_the_setting_spells(registered: str) -> None:
     model: Any = bootstrap.build_model(CONFIG, settings, dtype=torch.float32)
     used = {x.name for m in model.modules() for x in vars(m).values() if isinstance(x, Kernels)}
     assert used == {"torch_cpu+halved"}
+
+
+def test_what_one_set_writes_is_not_seen_by_the_other(registered: str) -> None:
+    sets = bootstrap.KERNEL_SETS
+    sets.register("halved", {"kv_write": lambda *_: None})
+    found = compare("kv_write", a="torch_cpu+kv_write:halved", b="torch_cpu", dtype="fp32")
+    assert found.a.largest_error > 0.1
+    assert found.b.largest_error == 0
+    assert found.largest_difference == found.a.largest_error
