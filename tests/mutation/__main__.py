@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seed every bug and report which tests notice: `python -m tests.mutation --help`."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutation.mutant import Mutant
+from tests.mutation.mutants import MUTANTS
+from tests.mutation.report import document
+from tests.mutation.trial import Copy, Outcome
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs/mutations.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("only", nargs="*", help="ids or their beginnings; the report stays as is")
+    parser.add_argument("--jobs", type=int, default=2, help="copies to work on at a time")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one bug's tests")
+    given = parser.parse_args()
+    chosen = [m for m in MUTANTS if not given.only or m.id.startswith(tuple(given.only))]
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = try_all(chosen, Path(folder), given.jobs, given.timeout)
+    if not given.only:
+        DOCUMENT.write_text(document(outcomes, ROOT / "src"), encoding="utf-8")
+    return 0 if all(outcome.verdict == "killed" for outcome in outcomes.values()) else 1
+
+
+def try_all(chosen: list[Mutant], folder: Path, jobs: int, timeout: float) -> dict[str, Outcome]:
+    """Outcome by id, in the order of the list."""
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    for i in range(jobs):
+        (folder / str(i)).mkdir()
+        copies.put(Copy(ROOT, folder / str(i)))
+
+    def attempt(mutant: Mutant) -> Outcome:
+        copy = copies.get()
+        try:
+            outcome = copy.try_mutant(mutant, timeout)
+        finally:
+            copies.put(copy)
+        print(f"{outcome.verdict:9}{mutant.id:26}{outcome.by}", flush=True)
+        return outcome
+
+    untouched = copies.get()
+    for arguments in dict.fromkeys(mutant.tests for mutant in chosen):
+        outcome = untouched.run(arguments, timeout)
+        if outcome.verdict != "survived":
+            sys.exit(f"{' '.join(arguments)} fail without a bug: {outcome.by}")
+    copies.put(untouched)
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip([m.id for m in chosen], pool.map(attempt, chosen), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
