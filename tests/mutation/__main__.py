@@ -50,13 +50,22 @@ def try_all(chosen: list[Mutant], folder: Path, jobs: int, timeout: float) -> di
         return outcome
 
     untouched = copies.get()
-    for arguments in dict.fromkeys(mutant.tests for mutant in chosen):
+    for arguments in selections(chosen):
         outcome = untouched.run(arguments, timeout)
         if outcome.verdict != "survived":
             sys.exit(f"{' '.join(arguments)} fail without a bug: {outcome.by}")
     copies.put(untouched)
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip([m.id for m in chosen], pool.map(attempt, chosen), strict=True))
+
+
+def selections(chosen: list[Mutant]) -> list[tuple[str, ...]]:
+    """Every test that the bugs name, in as few runs as their -k options allow."""
+    files: dict[tuple[str, ...], set[str]] = {}
+    for mutant in chosen:
+        at = mutant.tests.index("-k") if "-k" in mutant.tests else len(mutant.tests)
+        files.setdefault(mutant.tests[at:], set()).update(mutant.tests[:at])
+    return [(*sorted(paths), *options) for options, paths in files.items()]
 
 
 if __name__ == "__main__":
