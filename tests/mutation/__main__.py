@@ -7,6 +7,7 @@ import argparse
 import queue
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,15 +43,18 @@ def try_all(chosen: list[Mutant], folder: Path, jobs: int, timeout: float) -> di
 
     def attempt(mutant: Mutant) -> Outcome:
         copy = copies.get()
+        start = time.monotonic()
         try:
             outcome = copy.try_mutant(mutant, timeout)
         finally:
             copies.put(copy)
-        print(f"{outcome.verdict:9}{mutant.id:26}{outcome.by}", flush=True)
+        seconds = time.monotonic() - start
+        print(f"{outcome.verdict:9}{mutant.id:26}{seconds:4.0f} s  {outcome.by}", flush=True)
         return outcome
 
     untouched = copies.get()
     for arguments in selections(chosen):
+        print(f"without a bug: {' '.join(arguments)}", flush=True)
         outcome = untouched.run(arguments, timeout)
         if outcome.verdict != "survived":
             sys.exit(f"{' '.join(arguments)} fail without a bug: {outcome.by}")

@@ -80,6 +80,7 @@ class Copy:
             PYTHONPATH=str(self.folder / ".links"),
             PYTHONDONTWRITEBYTECODE="1",  # a file changed twice in a second would look unchanged
             OMP_NUM_THREADS="1",
+            HYPOTHESIS_PROFILE="mutation",
         )
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
         try:
