@@ -14,7 +14,10 @@ settings.register_profile("default", max_examples=30, deadline=None, derandomize
 settings.register_profile("explore", max_examples=500, deadline=None, print_blob=True)
 # tests/mutation only asks whether a test fails, not for the smallest example of it.
 settings.register_profile(
-    "mutation", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate]
+    "mutation",
+    settings.get_profile("default"),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

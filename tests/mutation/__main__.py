@@ -15,6 +15,7 @@ from tests.mutation.mutant import Mutant
 from tests.mutation.mutants import MUTANTS
 from tests.mutation.report import document
 from tests.mutation.trial import Copy, Outcome
+from tests.mutation.worker import preload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/mutations.md"
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="copies to work on at a time")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one bug's tests")
     given = parser.parse_args()
+    preload()
     chosen = [m for m in MUTANTS if not given.only or m.id.startswith(tuple(given.only))]
     with tempfile.TemporaryDirectory() as folder:
         outcomes = try_all(chosen, Path(folder), given.jobs, given.timeout)
@@ -36,10 +38,17 @@ def main() -> int:
 
 def try_all(chosen: list[Mutant], folder: Path, jobs: int, timeout: float) -> dict[str, Outcome]:
     """Outcome by id, in the order of the list."""
+    (folder / "first").mkdir()
+    first = Copy(ROOT, folder / "first")
+    for arguments in selections(chosen):
+        print(f"without a bug: {' '.join(arguments)}", flush=True)
+        outcome = first.run(arguments, timeout)
+        if outcome.verdict != "survived":
+            sys.exit(f"{' '.join(arguments)} fail without a bug: {outcome.by}")
     copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for i in range(jobs):
         (folder / str(i)).mkdir()
-        copies.put(Copy(ROOT, folder / str(i)))
+        copies.put(Copy(first.folder, folder / str(i)))
 
     def attempt(mutant: Mutant) -> Outcome:
         copy = copies.get()
@@ -52,13 +61,6 @@ def try_all(chosen: list[Mutant], folder: Path, jobs: int, timeout: float) -> di
         print(f"{outcome.verdict:9}{mutant.id:26}{seconds:4.0f} s  {outcome.by}", flush=True)
         return outcome
 
-    untouched = copies.get()
-    for arguments in selections(chosen):
-        print(f"without a bug: {' '.join(arguments)}", flush=True)
-        outcome = untouched.run(arguments, timeout)
-        if outcome.verdict != "survived":
-            sys.exit(f"{' '.join(arguments)} fail without a bug: {outcome.by}")
-    copies.put(untouched)
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip([m.id for m in chosen], pool.map(attempt, chosen), strict=True))
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 
+from tests.mutation import worker
 from tests.mutation.mutant import Mutant
 
 COPIED = ("src", "tests", "pyproject.toml")
@@ -32,7 +31,10 @@ class Outcome:
 
 
 class Copy:
-    """A copy of the sources and tests, in which one file may be broken at a time."""
+    """A copy of the sources and tests, in which one file may be broken at a time.
+
+    Runs without a bug leave compiled modules behind, which later runs use but for the broken one.
+    """
 
     def __init__(self, root: Path, folder: Path) -> None:
         """Copy what tests need.
@@ -45,8 +47,7 @@ class Copy:
         for name in COPIED:
             source = root / name
             if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, folder / name, ignore=ignored)
+                shutil.copytree(source, folder / name)
             else:
                 shutil.copy(source, folder / name)
         # Imports of `trnport` find the copy: src/ itself is the package.
@@ -61,43 +62,31 @@ class Copy:
             timeout: Seconds after which a run counts as killed.
         """
         path = self.folder / "src" / mutant.file
-        source = path.read_text(encoding="utf-8")
+        source, status = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(mutant.applied(source), encoding="utf-8")
+        # Compiled modules are matched by size and second of change: make sure that it differs.
+        os.utime(path, (status.st_atime, status.st_mtime + 60))
         try:
-            return self.run(mutant.tests, timeout)
+            return self.run(mutant.tests, timeout, compiled=False)
         finally:
             path.write_text(source, encoding="utf-8")
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    def run(self, arguments: tuple[str, ...], timeout: float) -> Outcome:
+    def run(self, arguments: tuple[str, ...], timeout: float, *, compiled: bool = True) -> Outcome:
         """Run pytest in the copy until the first failure.
 
         Args:
             arguments: For pytest.
             timeout: Seconds.
+            compiled: Whether to leave compiled modules behind.
         """
-        environment = dict(
-            os.environ,
-            PYTHONPATH=str(self.folder / ".links"),
-            PYTHONDONTWRITEBYTECODE="1",  # a file changed twice in a second would look unchanged
-            OMP_NUM_THREADS="1",
-            HYPOTHESIS_PROFILE="mutation",
-        )
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
-        try:
-            done = subprocess.run(
-                [*command, *arguments],
-                cwd=self.folder,
-                env=environment,
-                timeout=timeout,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments)
+        code, text = worker.run_pytest(self.folder, options, timeout, compiled=compiled)
+        if code == worker.TIMED_OUT:
             return Outcome("killed", "timeout")
-        if done.returncode == 0:
+        if code == 0:
             return Outcome("survived")
-        found = FAILED.search(done.stdout)
-        if done.returncode != 1 or found is None:
-            return Outcome("broken", (done.stdout + done.stderr)[-2000:])
+        found = FAILED.search(text)
+        if code != 1 or found is None:
+            return Outcome("broken", text[-2000:])
         return Outcome("killed", found.group(1))
