@@ -10,8 +10,16 @@ from tests.mutation import kernels, reference, simulator
 
 MUTANTS = (*kernels.MUTANTS, *simulator.MUTANTS, *reference.MUTANTS)
 
-FIRST_SURVIVORS: frozenset[str] = frozenset()
-"""Ids that no test killed on the first run of the list."""
+FIRST_SURVIVORS = {
+    "pattern-dynamic-end": "test added",
+    "marks-rows": "test added",
+    "ledger-capacity": "test added",
+    "scan-reverse": "operators added: both second ones commuted",
+    "sampling-tiny-top-p": "test added",
+    "dtypes-tie": "the list named the wrong test file",
+    "torch-padding": "the list named the wrong test file",
+}
+"""Ids that no test killed on the first run of the list, and what was done about them."""
 
 EQUIVALENT: dict[str, str] = {}
 """Id to the reason why no test can tell the mutant from the original."""

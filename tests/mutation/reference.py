@@ -42,7 +42,7 @@ MUTANTS = (
         "rows = torch.where(real[:, None, None], rows, repeated)",
         "rows = torch.where(real.any(), rows, repeated)",
         "a padding row overwrites a real one",
-        ATTENTION,
+        OPERATORS,
     ),
     Mutant(
         "torch-zero",

@@ -132,6 +132,7 @@ MUTANTS = (
         "((bits >> np.uint32(13)) & np.uint32(1))",
         "np.uint32(1)",
         "tfloat32 rounds ties up",
+        "language",
         "tensor",
         "elementwise",
     ),

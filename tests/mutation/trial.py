@@ -14,7 +14,7 @@ from tests.mutation import worker
 from tests.mutation.mutant import Mutant
 
 COPIED = ("src", "tests", "pyproject.toml")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @attrs.frozen
