@@ -79,6 +79,16 @@ def test_gather_and_scatter_move_rows() -> None:
     np.testing.assert_array_equal(read(out), expected)
 
 
+def test_rows_that_a_scatter_left_out_stay_unwritten() -> None:
+    out = nl.ndarray((4, 3), nl.int32, nl.hbm)
+    target = out.ap([[3, 2], [1, 3]], vector_offset=_index(3, 0))
+    nisa.dma_copy(dst=target, src=counting((2, 3)))
+    np.testing.assert_array_equal(read(out[0:1]), [[3, 4, 5]])
+    np.testing.assert_array_equal(read(out[3:4]), [[0, 1, 2]])
+    with breaks("NKI-UNWRITTEN"):
+        read(out[1:2])
+
+
 def test_rows_out_of_bounds_are_reported_or_skipped() -> None:
     a = counting((4, 3), nl.hbm)
     dst = filled(np.full((3, 3), 77, np.int32))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -45,6 +46,16 @@ def test_product_contracts_over_partitions(dtype: str) -> None:
     dst = nl.ndarray((5, 9), nl.float32, nl.psum)
     nisa.nc_matmul(dst, left, right)
     np.testing.assert_allclose(read(dst), _plain(read(left), read(right)), rtol=1e-5, atol=1e-5)
+
+
+def test_infinity_and_nan_are_results_not_warnings() -> None:
+    left, right = np.full((3, 2), np.inf, np.float32), np.zeros((3, 4), np.float32)
+    right[0, 1] = np.nan
+    dst = nl.ndarray((2, 4), nl.float32, nl.psum)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nisa.nc_matmul(dst, filled(left), filled(right))
+    assert np.isnan(read(dst)).all()
 
 
 def test_double_row_contracts_over_two_rows_per_partition() -> None:

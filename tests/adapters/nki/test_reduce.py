@@ -177,7 +177,9 @@ def test_cumulative_continues_and_loads(trn2):
 
 
 # --- tensor_tensor_scan -------------------------------------------------------------------------
-@pytest.mark.parametrize(("op0", "op1"), [("multiply", "add"), ("subtract", "maximum")])
+@pytest.mark.parametrize(
+    ("op0", "op1"), [("multiply", "add"), ("subtract", "maximum"), ("multiply", "subtract")]
+)
 @pytest.mark.parametrize("reverse0", [False, True])
 @pytest.mark.parametrize("reverse1", [False, True])
 @pytest.mark.parametrize("column", [False, True])

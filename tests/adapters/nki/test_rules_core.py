@@ -87,6 +87,11 @@ CASES: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ),
     ("NKI-SBUF-CAPACITY", lambda: _live(2, 1, 30_000), lambda: _live(1, 1, 53_246)),
     ("NKI-SBUF-CAPACITY", lambda: _live(1, 1, 53_247), None),
+    (
+        "NKI-SBUF-CAPACITY",
+        lambda: nl.ndarray((1, 212_985), nl.int8),
+        lambda: nl.ndarray((1, 212_984), nl.int8),
+    ),
     ("NKI-PSUM-CAPACITY", lambda: _live(9, 128, 512, buffer=nl.psum), None),
     ("NKI-PSUM-CAPACITY", lambda: _live(1, 1, 4097, buffer=nl.psum), None),
     (

@@ -217,6 +217,15 @@ def test_dynamic_select_reads_where_the_index_points() -> None:
         read(t.select(1, index))
 
 
+def test_a_dynamic_index_ends_with_the_view_not_with_its_tensor() -> None:
+    part = counting((5, 4), nl.hbm)[0:3]
+    index = filled(np.array([[2]], np.int32))
+    np.testing.assert_array_equal(read(part.select(0, index)), [8, 9, 10, 11])
+    write(index, 3)
+    with breaks("NKI-OOB"):
+        read(part.select(0, index))
+
+
 def test_vector_select_gives_each_partition_its_row() -> None:
     a = np.arange(5 * 4 * 3).reshape(5, 4, 3)
     t = counting((5, 4, 3), nl.hbm)

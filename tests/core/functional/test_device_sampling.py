@@ -251,6 +251,13 @@ def test_only_tokens_of_the_nucleus_are_drawn_and_all_of_them(seed, top_k, top_p
     assert set((expected > 0.05).nonzero()[0].tolist()) <= tokens
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_top_p_below_the_resolution_keeps_the_largest(size: int) -> None:
+    logits = randn(1, 30).expand(40, -1)
+    tokens = draw(logits, inputs([(30, 1e-9, 1.0)] * 40), size=size)
+    assert set(tokens) == {int(logits[0].argmax())}
+
+
 def test_the_best_allowed_token_is_chosen_under_a_mask() -> None:
     logits = randn(2, 37)
     mask = torch.zeros(2, 37, dtype=torch.bool)

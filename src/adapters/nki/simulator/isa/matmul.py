@@ -16,6 +16,7 @@ from trnport.adapters.nki.simulator.isa.enums import engine as _engine
 from trnport.adapters.nki.simulator.isa.enums import matmul_perf_mode as _perf
 from trnport.adapters.nki.simulator.marks import last_writer, mark
 from trnport.adapters.nki.simulator.memory import NOBODY, OTHER, PSUM, SBUF
+from trnport.adapters.nki.simulator.operands import quiet
 from trnport.adapters.nki.simulator.rules import Rule, add, violation
 from trnport.adapters.nki.simulator.targets import PARTITIONS
 from trnport.adapters.nki.simulator.tensor import NkiTensor
@@ -119,6 +120,7 @@ def nc_matmul(
     return NkiInstruction("nc_matmul")
 
 
+@quiet
 def _product(
     stationary: NkiTensor, moving: NkiTensor, k: int, m: int, n: int, *, is_transpose: bool
 ) -> Array:
