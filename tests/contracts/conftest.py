@@ -20,6 +20,7 @@ from trnport.adapters.fake import (
     StrictKVCacheStore,
 )
 from trnport.adapters.local import LocalWorld, SingleCollectives
+from trnport.adapters.neuronx import NeuronxCompiler, interpret
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore
@@ -72,6 +73,7 @@ STORES: dict[str, Callable[[], KVCacheStore]] = {
 COMPILERS: dict[str, Callable[[], Compiler]] = {
     "eager": EagerCompiler,
     "recording": lambda: RecordingCompiler(EagerCompiler()),
+    "neuronx": lambda: NeuronxCompiler(lower=interpret),
 }
 
 

@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Compiler for Neuron devices. Not yet run on hardware."""
+
+from trnport.adapters.neuronx.compiler import NeuronxCompiler, NeuronxProgram, Settings
+from trnport.adapters.neuronx.lowering import interpret
+from trnport.adapters.neuronx.rewritten import Rewritten, rewrite
+
+__all__ = ["NeuronxCompiler", "NeuronxProgram", "Rewritten", "Settings", "interpret", "rewrite"]

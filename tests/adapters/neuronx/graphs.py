@@ -63,11 +63,9 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 def writes_left(gm: GraphModule) -> list[Node]:
     """Nodes whose name says that they change something."""
-    names = [(node, str(getattr(node.target, "__name__", node.target))) for node in gm.graph.nodes]
-    return [
-        node for node, name in names
-        if node.op.startswith("call") and (name == "setitem" or name.rstrip("0123456789")[-1] == "_")
-    ]  # fmt: skip
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
+    names = {node: str(getattr(node.target, "__name__", node.target)) for node in calls}
+    return [node for node, name in names.items() if name == "setitem" or name.endswith("_")]
 
 
 def check(gm: GraphModule, *args: Any, want: tuple[Any, ...] | None = None) -> dict[str, Any]:

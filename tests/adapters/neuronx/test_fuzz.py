@@ -52,7 +52,9 @@ def tensor_indices(draw: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
             # Equal and distinct entries would write one element twice, in no certain order.
             parts.append(torch.tensor([draw(st.integers(0, size - 1))]))
         else:
-            parts.append(bounds(draw, size) if kind == "slice" else draw(st.integers(-size, size - 1)))
+            parts.append(
+                bounds(draw, size) if kind == "slice" else draw(st.integers(-size, size - 1))
+            )
     return tuple(parts)
 
 
@@ -71,7 +73,8 @@ class Program:
             self.pool.append((node, value))
 
     def constant(self, x: Tensor) -> Node:
-        return self.graph.call_function(torch.tensor, (x.tolist(),), {"dtype": x.dtype})
+        flat = self.graph.call_function(torch.tensor, (x.flatten().tolist(),), {"dtype": x.dtype})
+        return self.graph.call_method("reshape", (flat, tuple(x.shape)))
 
     def view(self) -> None:
         (node, x), draw = self.pick(), self.draw
@@ -118,7 +121,7 @@ class Program:
             self._assign(node, x, index, None, number)
         elif kind == "copy":
             other, y = self.pick()
-            if torch.broadcast_shapes(y.shape, x.shape) == x.shape if _fit(y, x) else False:
+            if _fits(y, x):
                 source = self.graph.call_method("clone", (other,))
                 self.add(self.graph.call_method("copy_", (node, source)), x.copy_(y.clone()))
         elif kind == "zero":
@@ -128,7 +131,9 @@ class Program:
         elif kind == "add":
             name = "logical_xor_" if x.dtype == torch.bool else "add_"
             other = self.constant(torch.tensor(number))
-            self.add(self.graph.call_method(name, (node, other)), getattr(x, name)(torch.tensor(number)))
+            self.add(
+                self.graph.call_method(name, (node, other)), getattr(x, name)(torch.tensor(number))
+            )
         elif x.dtype != torch.bool:
             self.add(self.graph.call_function(operator.iadd, (node, number)), x.add_(number))
 
@@ -151,7 +156,7 @@ class Program:
         self.add(self.graph.call_method("clone", (node,)), x.clone())
 
 
-def _fit(y: Tensor, x: Tensor) -> bool:
+def _fits(y: Tensor, x: Tensor) -> bool:
     try:
         return torch.broadcast_shapes(y.shape, x.shape) == x.shape
     except RuntimeError:

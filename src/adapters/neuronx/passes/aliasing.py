@@ -65,10 +65,11 @@ def _mark(analysis: Analysis, numbers: Mapping[Node, int]) -> set[int]:
     """Note on every changing node which inputs it changes; all of them together."""
     mutated: set[int] = set()
     for node, write in analysis.writes.items():
-        roots = {numbers.get(analysis.root(target)) for target in write.targets} - {None}
+        found = [analysis.root(target) for target in write.targets]
+        roots = {numbers[root] for root in found if root in numbers}
         if roots:
-            node.meta[ROOT_INPUT] = tuple(sorted(roots))  # type: ignore[type-var]
-        mutated |= roots  # type: ignore[arg-type]
+            node.meta[ROOT_INPUT] = tuple(sorted(roots))
+        mutated |= roots
     return mutated
 
 

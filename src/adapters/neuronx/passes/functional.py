@@ -11,10 +11,9 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F
 
-from trnport.adapters.neuronx.passes.emitter import Emitter
+from trnport.adapters.neuronx.passes.emitter import Emitter, dtype_of, shape_of
 from trnport.adapters.neuronx.passes.indexing import assigned
 from trnport.adapters.neuronx.passes.steps import Slice
-from trnport.adapters.neuronx.passes.emitter import dtype_of, shape_of
 from trnport.adapters.neuronx.passes.writes import AUGMENTED, Kind, Write, bind, schema_of
 
 RANDOM = frozenset({
@@ -124,8 +123,7 @@ def _out(emit: Emitter, write: Write, read: Read) -> list[Node]:
         if shape_of(target) != shape_of(part):
             raise _unsupported(write, f"out= has shape {shape_of(target)}, not {shape_of(part)}")
     return [
-        emit.cast(part, dtype_of(target))
-        for target, part in zip(write.targets, parts, strict=True)
+        emit.cast(part, dtype_of(target)) for target, part in zip(write.targets, parts, strict=True)
     ]
 
 
@@ -146,9 +144,7 @@ def _operator(emit: Emitter, write: Write, read: Read) -> tuple[Node | None, lis
     return results, items
 
 
-def _aten(
-    emit: Emitter, write: Write, schema: torch.FunctionSchema, name: str, read: Read
-) -> Node:
+def _aten(emit: Emitter, write: Write, schema: torch.FunctionSchema, name: str, read: Read) -> Node:
     """One of torch's own operators, called by its overload."""
     arguments = {key: read(value) for key, value in bind(schema, write.node).items()}
     (first, whole), *rest = arguments.items()

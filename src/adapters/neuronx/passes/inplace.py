@@ -192,7 +192,6 @@ def _check_overlap(write: Write) -> None:
 
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:
-    start = x.storage_offset()
-    return start, start + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-
-
+    start = int(x.storage_offset())
+    span = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return start, start + 1 + int(span)

@@ -81,7 +81,7 @@ class Evaluator:
     @staticmethod
     def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A node's arguments with values in place of nodes, on the one device."""
-        return map_aggregate((node.args, node.kwargs), _as_value)  # type: ignore[return-value]
+        return map_aggregate((node.args, node.kwargs), _as_value)
 
     def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if node.op == "call_function":

@@ -164,5 +164,3 @@ def _order(node: Node, dims: int) -> tuple[int, ...]:
     else:
         result = node.target(probe, *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return tuple(size - 2 for size in result.shape)
-
-

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 from torch.fx import Node
 
 from trnport.adapters.neuronx.passes.values import storage_of, value_of
@@ -81,13 +82,19 @@ def find_write(node: Node) -> Write | None:
 
 def schema_of(node: Node) -> torch.FunctionSchema | None:
     """Schema of the operator a node calls; None for anything else."""
-    target = node.target
+    return operator_schema(node.target)
+
+
+def operator_schema(target: Any) -> torch.FunctionSchema | None:
+    """Schema of an operator of torch.library or torch.ops; None for anything else."""
     if isinstance(target, torch._ops.OpOverload):
         return target._schema
     if isinstance(target, torch._ops.OpOverloadPacket):
         names = target.overloads()
         if len(names) == 1:
             return getattr(target, names[0])._schema
+    if isinstance(target, CustomOpDef):
+        return target._opoverload._schema
     return None
 
 
@@ -105,7 +112,7 @@ def bind(schema: torch.FunctionSchema, node: Node) -> dict[str, Any]:
 
 
 def _method(node: Node) -> Write | None:
-    name, target = str(node.target), node.args[0]
+    name, target = str(node.target), _argument(node, 0)
     if not name.endswith("_") or name.endswith("__") or name in NO_CHANGE:
         return None
     if not _holds_tensor(target):
@@ -119,13 +126,13 @@ def _method(node: Node) -> Write | None:
 
 
 def _function(node: Node) -> Write | None:
-    aliases = node.meta.get(ALIASES) or node.kwargs.get(ALIASES)
+    aliases: Any = node.meta.get(ALIASES) or node.kwargs.get(ALIASES)
     if aliases:
-        operands = tuple(node.args[operand] for operand in aliases)
-        return Write(node, Kind.KERNEL, operands, tuple(aliases.values()))  # type: ignore[arg-type,union-attr]
+        operands = tuple(_argument(node, operand) for operand in aliases)
+        return Write(node, Kind.KERNEL, operands, tuple(aliases.values()))
     if node.target is operator.setitem:
-        held = _holds_tensor(node.args[0])
-        return Write(node, Kind.SETITEM, (node.args[0],)) if held else None  # type: ignore[arg-type]
+        whole = _argument(node, 0)
+        return Write(node, Kind.SETITEM, (whole,)) if _holds_tensor(whole) else None
     if node.target in AUGMENTED:
         return _augmented(node)
     schema = schema_of(node)
@@ -134,27 +141,38 @@ def _function(node: Node) -> Write | None:
     if node.kwargs.get("out") is not None:
         return Write(node, Kind.OUT, tuple(_nodes(node.kwargs["out"])))
     if node.kwargs.get("inplace"):
-        return Write(node, Kind.FLAG, (node.args[0] if node.args else node.kwargs["input"],))  # type: ignore[arg-type]
+        return Write(node, Kind.FLAG, (_argument(node, 0),))
+    return _underscored(node)
+
+
+def _underscored(node: Node) -> Write | None:
     name = getattr(node.target, "__name__", "")
-    is_torch = (getattr(node.target, "__module__", None) or "torch").startswith("torch")
-    if name.endswith("_") and not name.endswith("__") and is_torch and _holds_tensor(node.args[0]):
-        if name in RESHAPING:
-            raise NotImplementedError(
-                f"{node.format_node()}: {name} changes the tensor's shape or memory in place"
-            )
-        return Write(node, Kind.FUNCTION, (node.args[0],))  # type: ignore[arg-type]
-    return None
+    module = getattr(node.target, "__module__", None) or "torch"
+    if not name.endswith("_") or name.endswith("__") or not module.startswith("torch"):
+        return None
+    target = _argument(node, 0)
+    if not _holds_tensor(target):
+        return None
+    if name in RESHAPING:
+        raise NotImplementedError(
+            f"{node.format_node()}: {name} changes the tensor's shape or memory in place"
+        )
+    return Write(node, Kind.FUNCTION, (target,))
+
+
+def _argument(node: Node, position: int) -> Any:
+    """An argument by position, also where a call names its first one."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get("input")
 
 
 def _augmented(node: Node) -> Write | None:
-    target = node.args[0]
+    target = _argument(node, 0)
     if not _holds_tensor(target):
         return None
     # Where a type has no in-place form, Python falls back to the plain operator.
-    result = value_of(node)
-    if storage_of(result) != storage_of(value_of(target)):  # type: ignore[arg-type]
+    if storage_of(value_of(node)) != storage_of(value_of(target)):
         return None
-    return Write(node, Kind.AUGMENTED, (target,))  # type: ignore[arg-type]
+    return Write(node, Kind.AUGMENTED, (target,))
 
 
 def _operator(node: Node, schema: torch.FunctionSchema) -> Write | None:
@@ -168,9 +186,7 @@ def _operator(node: Node, schema: torch.FunctionSchema) -> Write | None:
             raise NotImplementedError(
                 f"{node.format_node()}: {name} is a list of written tensors, which is not supported"
             )
-    return Write(
-        node, Kind.OPERATOR, tuple(t for _, t in written), tuple(n for n, _ in written)
-    )
+    return Write(node, Kind.OPERATOR, tuple(t for _, t in written), tuple(n for n, _ in written))
 
 
 def _nodes(argument: Any) -> Iterator[Node]:
