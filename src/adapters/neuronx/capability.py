@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 
+from trnport.core.errors import ConfigError
+
 PACKAGES = {"neuronx-cc": "neuronxcc", "torch-neuronx": "torch_neuronx"}
 """Distribution to module."""
 
@@ -15,6 +17,20 @@ def problem() -> str:
     absent = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
     verb = "is" if len(absent) == 1 else "are"
     return f"{' and '.join(absent)} {verb} not installed" if absent else ""
+
+
+def check_available() -> None:
+    """Check that programs can be compiled for a Neuron device here.
+
+    Raises:
+        ConfigError: A package is missing; the message names it.
+    """
+    found = problem()
+    if found:
+        raise ConfigError(
+            f"compiler='neuronx': {found}; install the Neuron SDK on this machine, or choose "
+            "compiler='eager'"
+        )
 
 
 def versions() -> tuple[str, ...]:

@@ -11,12 +11,11 @@ import attrs
 import torch
 from torch.fx import GraphModule
 
-from trnport.adapters.neuronx.capability import versions
+from trnport.adapters.neuronx.capability import check_available, versions
 from trnport.adapters.neuronx.capture import traced
 from trnport.adapters.neuronx.lowering import (
     Lowering,
     aliased,
-    check_available,
     neuron,
     shapes_only,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trnport.adapters.neuronx.capability import problem
+from trnport.adapters.neuronx.capability import check_available
 from trnport.adapters.neuronx.passes.values import value_of
 from trnport.adapters.neuronx.rewritten import Rewritten
 from trnport.core.errors import CompilationError, ConfigError
@@ -67,20 +67,6 @@ def neuron(rewritten: Rewritten, inputs: Sequence[Any]) -> Executable:
         raise CompilationError(
             f"program {rewritten.name!r} was not compiled: {type(error).__name__}: {error}"
         ) from error
-
-
-def check_available() -> None:
-    """Check that programs can be compiled for a Neuron device here.
-
-    Raises:
-        ConfigError: A package is missing; the message names it.
-    """
-    found = problem()
-    if found:
-        raise ConfigError(
-            f"compiler='neuronx': {found}; install the Neuron SDK on this machine, or choose "
-            "'eager'"
-        )
 
 
 def aliased(rewritten: Rewritten, executable: Executable) -> Callable[..., tuple[Any, ...]]:

@@ -18,12 +18,12 @@ from trnport.adapters.neuronx.passes import (
 )
 
 
-def capture(function: Callable[..., Any], *args: Tensor) -> GraphModule:
-    """The graph that Dynamo makes of a function."""
-    found: list[GraphModule] = []
+def capture(function: Callable[..., Any], *args: Tensor) -> tuple[GraphModule, list[Any]]:
+    """The graph that Dynamo makes of a function, and its inputs, which need not be all of args."""
+    found: list[tuple[GraphModule, list[Any]]] = []
 
-    def backend(gm: GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-        found.append(gm)
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append((gm, [copy(x) for x in inputs]))
         return gm.forward
 
     def entry(*given: Tensor) -> Any:
@@ -31,17 +31,20 @@ def capture(function: Callable[..., Any], *args: Tensor) -> GraphModule:
 
     entry.__code__ = entry.__code__.replace(co_name="entry")  # a cache of its own
     torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(*map(copy, args))
-    (gm,) = found
-    return gm
+    (graph,) = found
+    return graph
 
 
-def build(count: int, write: Callable[..., Any]) -> GraphModule:
+def build(count: int, write: Callable[..., Any], /, **buffers: Tensor) -> GraphModule:
     """The graph that a function makes by hand, out of (graph, placeholders)."""
+    root = torch.nn.Module()
+    for name, buffer in buffers.items():
+        root.register_buffer(name, buffer)
     graph = Graph()
     inputs = [graph.placeholder(f"x{i}") for i in range(count)]
     outputs = write(graph, *inputs)
     graph.output(outputs if isinstance(outputs, tuple) else (outputs,))
-    return GraphModule(torch.nn.Module(), graph)
+    return GraphModule(root, graph)
 
 
 def copy(x: Any) -> Any:
@@ -57,6 +60,10 @@ def assert_same(got: Any, want: Any, what: str) -> None:
     if isinstance(want, Tensor):
         assert got.dtype == want.dtype, what
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, msg=what)
+    elif isinstance(want, tuple):
+        assert len(got) == len(want), what
+        for one, other in zip(got, want, strict=True):
+            assert_same(one, other, what)
     else:
         assert got == want, what
 
@@ -65,17 +72,22 @@ def writes_left(gm: GraphModule) -> list[Node]:
     """Nodes whose name says that they change something."""
     calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
     names = {node: str(getattr(node.target, "__name__", node.target)) for node in calls}
-    return [node for node, name in names.items() if name == "setitem" or name.endswith("_")]
+    plain = {"and_", "or_"}  # Python's own keywords are in their way
+    return [
+        node
+        for node, name in names.items()
+        if name == "setitem" or (name.endswith("_") and name not in plain)
+    ]
 
 
-def check(gm: GraphModule, *args: Any, want: tuple[Any, ...] | None = None) -> dict[str, Any]:
+def check(gm: GraphModule, *args: Any) -> dict[str, Any]:
     """Run every pass; after each, outputs and buffers are those of the graph as it was.
 
     Returns:
         What the passes found out.
     """
     buffers = [copy(x) for x in args]
-    expected = want or tuple(gm(*buffers))
+    expected = tuple(gm(*buffers))
     facts: dict[str, Any] = {}
     for each in (DeviceRewriter(), AliasingOutputRewrite()):
         facts |= PassManager([each]).run(gm, example_inputs=args)

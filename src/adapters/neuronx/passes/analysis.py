@@ -63,8 +63,6 @@ class Analysis:
         return isinstance(value, Tensor) and isinstance(root, Tensor) and same_place(value, root)
 
     def _visit(self, node: Node, evaluator: Evaluator) -> None:
-        tensors = tensors_in(evaluator.arguments(node))
-        before = [tensor._version for tensor in tensors]
         evaluator.evaluate(node)
         write = find_write(node)
         if write is not None:
@@ -72,12 +70,12 @@ class Analysis:
             self._check_root(write)
         # An operator that changes what nobody recognised must not slip through.
         known = {storage_of(value_of(t)) for t in write.targets} if write else set()
-        for tensor, version in zip(tensors, before, strict=True):
-            if tensor._version != version and storage_of(tensor) not in known:
-                raise NotImplementedError(
-                    f"{node.format_node()}: it changes an argument in place, in a form that is "
-                    "not supported"
-                )
+        arguments = {storage_of(x) for x in tensors_in(evaluator.arguments(node))}
+        if evaluator.written & arguments - known:
+            raise NotImplementedError(
+                f"{node.format_node()}: it changes an argument in place, in a form that is "
+                "not supported"
+            )
         view = find_view(node)
         if view is not None:
             self.views[node] = view

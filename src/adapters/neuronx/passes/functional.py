@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trnport.adapters.neuronx.passes.emitter import Emitter, dtype_of, shape_of
 from trnport.adapters.neuronx.passes.indexing import assigned
 from trnport.adapters.neuronx.passes.steps import Slice
-from trnport.adapters.neuronx.passes.writes import AUGMENTED, Kind, Write, bind, schema_of
+from trnport.adapters.neuronx.passes.writes import AUGMENTED, Kind, Write, bind, overload_of
 
 RANDOM = frozenset({
     "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_",
@@ -25,7 +25,9 @@ Read = Callable[[Any], Any]
 """From an argument of the old graph to that of the new one, nodes inside containers included."""
 
 
-def functional_operator(op: Callable[..., Any], written: tuple[str, ...], **arguments: Any) -> Any:
+def functional_operator(
+    op: Callable[..., Any], written: tuple[str, ...], arguments: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """Call an operator that changes arguments, on copies of them.
 
     It stands in a rewritten graph for an operator of torch.library. A backend that knows the
@@ -129,13 +131,15 @@ def _out(emit: Emitter, write: Write, read: Read) -> list[Node]:
 
 def _operator(emit: Emitter, write: Write, read: Read) -> tuple[Node | None, list[Node]]:
     node = write.node
-    schema = schema_of(node)
-    assert schema is not None
+    op = overload_of(node.target)
+    assert op is not None
+    schema = op._schema
     namespace, _, name = schema.name.partition("::")
     if namespace == "aten":
         return None, [_aten(emit, write, schema, name, read)]
     arguments = {key: read(value) for key, value in bind(schema, node).items()}
-    new = emit.call(functional_operator, node.target, write.names, **arguments)
+    new = emit.call(functional_operator, op, write.names, arguments)
+    new.meta |= {key: value for key, value in node.meta.items() if key not in new.meta}
     count = len(schema.returns)
     items = [emit.call(operator.getitem, new, count + i) for i in range(len(write.targets))]
     if count == 0:
@@ -157,7 +161,7 @@ def _aten(emit: Emitter, write: Write, schema: torch.FunctionSchema, name: str, 
         overload = getattr(packet, schema.overload_name or "default", None)
         if overload is None:
             raise _unsupported(write, f"{schema.name} has no functional form {name[:-1]}")
-        new = emit.call(overload, **{first: whole, **dict(rest)})
+        new = emit.node("call_function", overload, (), {first: whole, **dict(rest)})
     return emit.cast(new, dtype_of(write.targets[0]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from trnport.adapters.neuronx.passes.functional import functional_operator
-from trnport.adapters.neuronx.passes.writes import operator_schema, schema_of
+from trnport.adapters.neuronx.passes.writes import schema_of
 
 CONFIG = "backend_config"
 """Key in a kernel node's meta: a JSON object as text, keys sorted, equal for equal kernels."""
@@ -65,8 +65,7 @@ def _kernel(node: Node) -> tuple[str, dict[str, int]]:
     if node.target is not functional_operator:
         schema = schema_of(node)
         return (schema.name if schema else getattr(node.target, "__name__", "")), {}
-    arguments: Any = node.args
-    op, written = arguments
-    schema = operator_schema(op)
-    assert schema is not None
-    return schema.name, {name: len(schema.returns) + i for i, name in enumerate(written)}
+    op: Any = node.args[0]
+    written: Any = node.args[1]
+    aliases = {name: len(op._schema.returns) + i for i, name in enumerate(written)}
+    return op._schema.name, aliases

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KEY = "val"
 """Where a node's value is in its meta."""
@@ -47,15 +48,41 @@ def _layout(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
 
 
+class _Observer(TorchDispatchMode):
+    """Notes which memory the operators below a call write, by their schemas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Any,  # the interface
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        named |= kwargs or {}
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.written |= {storage_of(x) for x in tensors_in(named.get(argument.name))}
+        return func(*args, **(kwargs or {}))
+
+
 class Evaluator:
     """Finds values of nodes one at a time; values of their arguments come first.
 
     Args:
         gm: Owner of the attributes that ``get_attr`` nodes name.
+
+    Attributes:
+        written: Memory that the last node wrote, whatever the node looks like.
     """
 
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
+        self.written: set[int] = set()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def place(self, node: Node, example: Any) -> None:
@@ -74,8 +101,10 @@ class Evaluator:
             NotImplementedError: The node calls a module, which tracing should have opened.
         """
         args, kwargs = self.arguments(node)
-        with torch.inference_mode(False), torch.no_grad(), self._mode:
+        observer = _Observer()
+        with torch.inference_mode(False), torch.no_grad(), self._mode, observer:
             node.meta[KEY] = self._call(node, args, kwargs)
+        self.written = observer.written
         return node.meta[KEY]
 
     @staticmethod

@@ -82,19 +82,18 @@ def find_write(node: Node) -> Write | None:
 
 def schema_of(node: Node) -> torch.FunctionSchema | None:
     """Schema of the operator a node calls; None for anything else."""
-    return operator_schema(node.target)
+    op = overload_of(node.target)
+    return None if op is None else op._schema
 
 
-def operator_schema(target: Any) -> torch.FunctionSchema | None:
-    """Schema of an operator of torch.library or torch.ops; None for anything else."""
+def overload_of(target: Any) -> torch._ops.OpOverload | None:
+    """The one operator that a target of torch.library or torch.ops is; None for anything else."""
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        names = target.overloads()
-        if len(names) == 1:
-            return getattr(target, names[0])._schema
+        return target
     if isinstance(target, CustomOpDef):
-        return target._opoverload._schema
+        return target._opoverload
+    if isinstance(target, torch._ops.OpOverloadPacket) and len(target.overloads()) == 1:
+        return getattr(target, target.overloads()[0])
     return None
 
 
