@@ -131,6 +131,22 @@ def test_returned_buffers_are_the_callers_own() -> None:
     assert whole is x and torch.equal(part, torch.full((2,), 2.0))
 
 
+def test_a_model_without_weights_is_enough_to_compile() -> None:
+    layer = torch.nn.Linear(3, 2, device="meta", dtype=torch.bfloat16)
+    cache = torch.empty(4, 2, device="meta", dtype=torch.bfloat16)
+
+    def step(x: Tensor) -> Tensor:
+        cache[1:3] = layer(x)
+        return cache.sum(0)
+
+    compiler = NeuronxCompiler(lower=interpret, compile_only=True)
+    x = torch.ones(2, 3, device="meta", dtype=torch.bfloat16)
+    result = compiler.compile("step", step, (x,))(x)
+    assert result.shape == (2,) and result.dtype == torch.bfloat16
+    (program,) = compiler.programs
+    assert program.rewritten is not None and list(program.rewritten.io_map) == [1]
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,10 @@ from tests.adapters.neuronx.graphs import assert_same, writes_left
 from tests.harness import Rig, make_rig
 from tests.zoo import save_llama
 from tests.zoo_windows import save_window_model
+from trnport import bootstrap
 from trnport.adapters.neuronx import NeuronxCompiler, Rewritten, interpret
 from trnport.adapters.neuronx.passes.functional import functional_operator
+from trnport.adapters.neuronx.passes.kernel_config import CONFIG
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.kernels import with_operator
 
@@ -73,6 +75,39 @@ def test_llama_with_caches_written_by_an_operator_of_its_own(tmp_path: Path) -> 
     for graph in compare(tmp_path, kernels=kernels, dtype=torch.bfloat16):
         calls = [n for n in graph.gm.graph.nodes if n.target is functional_operator]
         assert len(calls) == 2
+
+
+@pytest.mark.slow
+def test_llama_on_nki_kernels(tmp_path: Path) -> None:
+    adapter = pytest.importorskip("trnport.adapters.nki.adapter")
+    save_llama(tmp_path)
+    for graph in compare(tmp_path, kernels=adapter.NkiKernels(TorchCpuKernels())):
+        texts = [n.meta[CONFIG] for n in graph.gm.graph.nodes if CONFIG in n.meta]
+        kernels = [json.loads(text) for text in texts]
+        writes = [kernel["aliases"] for kernel in kernels if kernel["aliases"]]
+        assert writes == [{"k_cache": 0, "v_cache": 1}] * 2
+        assert {"trnport_nki::rms_norm", "trnport_nki::mlp"} <= {k["kernel"] for k in kernels}
+
+
+@pytest.mark.slow
+def test_programs_that_sample(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    tokens = []
+    for compiler in (NeuronxCompiler(lower=interpret), None):
+        session = bootstrap.open_session(
+            tmp_path,
+            dtype=torch.float32,
+            max_model_len=16,
+            max_num_seqs=2,
+            neuron_config={
+                "num_batched_tokens_buckets": [16],
+                "num_seqs_buckets": [2],
+                "on_device_sampling_config": {"temperature": "0"},
+            },
+            compiler=compiler,
+        )
+        tokens.append(session.generate([PROMPT[:5], PROMPT[5:8]], max_tokens=5))
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow
