@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trnport.adapters.neuronx.capability import check_available
+from trnport.adapters.neuronx.passes.replica_groups import restore_group_names
 from trnport.adapters.neuronx.passes.values import value_of
 from trnport.adapters.neuronx.rewritten import Rewritten
 from trnport.core.errors import CompilationError, ConfigError
@@ -26,6 +27,7 @@ BACKEND = "neuron"
 
 def interpret(rewritten: Rewritten, inputs: Sequence[Any]) -> Executable:  # noqa: ARG001
     """Run the rewritten graph itself, operator by operator, wherever its inputs are."""
+    restore_group_names(rewritten.gm, rewritten.group_names)
     return rewritten.gm.forward
 
 
@@ -61,6 +63,7 @@ def neuron(rewritten: Rewritten, inputs: Sequence[Any]) -> Executable:
             f"compiler='neuronx': the installed torch-neuronx registers no {BACKEND!r} backend "
             "for torch.compile; install the one of a current Neuron SDK"
         ) from None
+    restore_group_names(rewritten.gm, rewritten.group_names)
     try:
         return compile_graph(rewritten.gm, list(inputs))
     except Exception as error:

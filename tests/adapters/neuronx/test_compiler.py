@@ -6,16 +6,18 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.zoo import save_llama
 from trnport import bootstrap
+from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.fake import RecordingWeightSource
 from trnport.adapters.neuronx import NeuronxCompiler, Settings, capability, interpret
 from trnport.core.errors import CompilationError, ConfigError, UnseenSignatureError
@@ -129,6 +131,32 @@ def test_returned_buffers_are_the_callers_own() -> None:
     program = interpreting().compile("step", lambda x: (x.add_(1), x[1:]), (x,))
     whole, part = program(x)
     assert whole is x and torch.equal(part, torch.full((2,), 2.0))
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[DistributedCollectives]:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield DistributedCollectives({"tp": group})
+    dist.destroy_process_group()
+
+
+def test_collectives_of_processes_are_captured_and_run(
+    one_process: DistributedCollectives,
+) -> None:
+    def step(x: Tensor) -> Tensor:
+        return one_process.all_reduce(x, "tp") * 2
+
+    name = one_process._groups["tp"].group_name
+    x = torch.ones(3)
+    compiler = interpreting(groups={name: [[0]]})
+    assert torch.equal(compiler.compile("step", step, (x,))(x), x * 2)
+    (program,) = compiler.programs
+    assert dict(program.rewritten.group_names) == {"replica:0": name}
+    unknown = interpreting().compile("step", step, (x,))
+    with pytest.raises(CompilationError, match=f"no group is called '{name}'"):
+        unknown(x)
 
 
 def test_a_model_without_weights_is_enough_to_compile() -> None:

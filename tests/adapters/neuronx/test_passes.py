@@ -189,10 +189,16 @@ def leading_ones(x: Tensor, y: Tensor) -> Any:
     return x
 
 
+def stored_then_viewed(x: Tensor, y: Tensor) -> Any:
+    x[:] = torch.arange(20.0).reshape(5, 4).t()
+    x.view(-1)[3] = 70
+    return x.view(2, 10)
+
+
 CASES = [
-    twice, view_of_view, read_before_and_after, sibling_views, dead, internal, pass_through,
-    returned_twice, parts, augmented, integers, swapped, out_arguments, flags, gathered, masks,
-    promoted, diagonals, whole, zero_dimensions, leading_ones,
+    twice, view_of_view, stored_then_viewed, read_before_and_after, sibling_views, dead,
+    internal, pass_through, returned_twice, parts, augmented, integers, swapped, out_arguments,
+    flags, gathered, masks, promoted, diagonals, whole, zero_dimensions, leading_ones,
 ]  # fmt: skip
 
 

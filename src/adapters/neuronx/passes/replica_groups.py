@@ -69,6 +69,21 @@ class CollectiveReplicaGroups:
         return {"group_names": names}
 
 
+def restore_group_names(gm: GraphModule, group_names: Mapping[str, str]) -> None:
+    """Name this process's groups in the graph again, for whoever looks groups up by name.
+
+    Args:
+        gm: A graph after the pass; the lists stay in ``meta["replica_groups"]``.
+        group_names: What the pass returned.
+    """
+    for node in gm.graph.nodes:
+        argument = _group_argument(node) if GROUPS in node.meta else None
+        if argument is not None:
+            position, text = argument
+            _replace(node, position, group_names.get(text, text))
+    gm.recompile()
+
+
 def _relative(
     groups: Sequence[Sequence[int]], replica: Sequence[int]
 ) -> tuple[tuple[tuple[int, ...], ...], str]:
