@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trnport.adapters.neuronx.capability import check_available
 from trnport.adapters.neuronx.passes.replica_groups import restore_group_names
-from trnport.adapters.neuronx.passes.values import value_of
+from trnport.adapters.neuronx.passes.values import storage_of, value_of
 from trnport.adapters.neuronx.rewritten import Rewritten
 from trnport.core.errors import CompilationError, ConfigError
 
@@ -85,6 +85,7 @@ def aliased(rewritten: Rewritten, executable: Executable) -> Callable[..., tuple
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         outputs = list(executable(*inputs))
+        _keep_from_buffers(outputs, inputs, rewritten.io_map)
         for output, number in rewritten.io_map.items():
             if outputs[output] is not inputs[number]:
                 inputs[number].copy_(outputs[output])
@@ -92,6 +93,17 @@ def aliased(rewritten: Rewritten, executable: Executable) -> Callable[..., tuple
         return tuple(outputs[: rewritten.original_output_count])
 
     return call
+
+
+def _keep_from_buffers(
+    outputs: list[Any], inputs: Sequence[Any], io_map: Mapping[int, int]
+) -> None:
+    """Copy outputs that lie in a buffer which is about to get its new content."""
+    buffers = {storage_of(inputs[number]) for number in io_map.values()}
+    for i, output in enumerate(outputs):
+        is_buffer = i in io_map and output is inputs[io_map[i]]
+        if isinstance(output, Tensor) and not is_buffer and storage_of(output) in buffers:
+            outputs[i] = output.clone()
 
 
 def _zeros(value: Any) -> Any:

@@ -175,6 +175,18 @@ def test_a_model_without_weights_is_enough_to_compile() -> None:
     assert program.rewritten is not None and list(program.rewritten.io_map) == [1]
 
 
+def test_a_buffer_keeps_what_it_got_from_another_that_changes_later() -> None:
+    def crossed(y: Tensor, x: Tensor) -> Tensor:
+        x[:] = y
+        y.add_(1)
+        return x.view(2, 2)
+
+    y, x = torch.zeros(4), torch.ones(4)
+    result = interpreting().compile("step", crossed, (y, x))(y, x)
+    assert torch.equal(y, torch.ones(4)) and torch.equal(x, torch.zeros(4))
+    assert torch.equal(result, torch.zeros(2, 2))
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 

@@ -195,10 +195,15 @@ def stored_then_viewed(x: Tensor, y: Tensor) -> Any:
     return x.view(2, 10)
 
 
+def rotated(x: Tensor, y: Tensor) -> Any:
+    x.view(2, 2, 5).permute(2, 0, 1)[1:3, 0].sub_(y[:2])
+    return x.unflatten(0, (2, 2)).movedim(0, 2)
+
+
 CASES = [
     twice, view_of_view, stored_then_viewed, read_before_and_after, sibling_views, dead,
     internal, pass_through, returned_twice, parts, augmented, integers, swapped, out_arguments,
-    flags, gathered, masks, promoted, diagonals, whole, zero_dimensions, leading_ones,
+    flags, gathered, masks, promoted, diagonals, rotated, whole, zero_dimensions, leading_ones,
 ]  # fmt: skip
 
 
