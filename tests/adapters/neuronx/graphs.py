@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from trnport.adapters.neuronx import Rewritten, interpret
+from trnport.adapters.neuronx.lowering import aliased
 from trnport.adapters.neuronx.passes import (
     AliasingOutputRewrite,
     DeviceRewriter,
@@ -123,3 +125,8 @@ def check_rewritten(
         assert_same(outputs[output], buffers[number], f"buffer {number}\n{gm.code}")
     for number in set(range(len(args))) - set(facts["io_map"].values()):
         assert_same(buffers[number], args[number], f"buffer {number} is missing in io_map")
+    rewritten = Rewritten("step", gm, facts["io_map"], facts["original_output_count"], {}, ())
+    results = aliased(rewritten, interpret(rewritten, given))(*given)
+    assert_same(results, tuple(expected), f"results over the caller's buffers\n{gm.code}")
+    for number, buffer in enumerate(buffers):
+        assert_same(given[number], buffer, f"caller's buffer {number}\n{gm.code}")

@@ -195,6 +195,15 @@ def stored_then_viewed(x: Tensor, y: Tensor) -> Any:
     return x.view(2, 10)
 
 
+def from_the_end(x: Tensor, y: Tensor) -> Any:
+    x.narrow(-1, 1, 2).zero_()
+    x.select(-1, -1).copy_(y[:4])
+    x.narrow(0, -2, 1).add_(1)
+    x.split(2, dim=-1)[-1].mul_(3)
+    x.split([1, 3, 1], dim=-1)[2].add_(2)
+    return x.unbind(-1)[-2]
+
+
 def rotated(x: Tensor, y: Tensor) -> Any:
     x.view(2, 2, 5).permute(2, 0, 1)[1:3, 0].sub_(y[:2])
     return x.unflatten(0, (2, 2)).movedim(0, 2)
@@ -203,7 +212,8 @@ def rotated(x: Tensor, y: Tensor) -> Any:
 CASES = [
     twice, view_of_view, stored_then_viewed, read_before_and_after, sibling_views, dead,
     internal, pass_through, returned_twice, parts, augmented, integers, swapped, out_arguments,
-    flags, gathered, masks, promoted, diagonals, rotated, whole, zero_dimensions, leading_ones,
+    flags, gathered, masks, promoted, diagonals, rotated, from_the_end, whole,
+    zero_dimensions, leading_ones,
 ]  # fmt: skip
 
 
@@ -227,8 +237,8 @@ def test_an_input_that_is_returned_is_its_buffer() -> None:
 
 @pytest.mark.parametrize("start", [None, 0, 1, 3, -2, -9, 4])
 @pytest.mark.parametrize("stop", [None, 2, 4, -1, 9])
-@pytest.mark.parametrize("step", [None, 1, 2, 3])
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("step", [None, 2, 3])
+@pytest.mark.parametrize("dim", [0, 2])
 def test_every_kind_of_slice(
     start: int | None, stop: int | None, step: int | None, dim: int
 ) -> None:
