@@ -144,7 +144,6 @@ def _part_steps(node: Node, whole: Tensor) -> Sequence[Step] | None:
     if not isinstance(number, int):
         return None
     parts = value_of(many)
-    number %= len(parts)
     dim = argument(many, 1 if name == "unbind" else 2, "dim", _DIMS.get(name, 0)) % whole.ndim
     if name == "unbind":
         return [Select(dim, number)]
