@@ -195,8 +195,15 @@ def _load_nki(name: str) -> Any:
 KERNEL_SETS = KernelSets({"torch_cpu": TorchCpuKernels, "nki": nki_kernels})
 """Every set of kernels by name; :meth:`KernelSets.register` adds one."""
 
+
+def _neuronx() -> Compiler:
+    from trnport.adapters.neuronx import NeuronxCompiler
+
+    return NeuronxCompiler()
+
+
 _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
-    {"eager": EagerCompiler}
+    {"eager": EagerCompiler, "neuronx": _neuronx}
 )
 
 SUPPORTED_DTYPES = MappingProxyType({"bfloat16": torch.bfloat16, "float32": torch.float32})
@@ -229,7 +236,8 @@ def compiler(name: str = "eager") -> Compiler:
     """The Compiler adapter of that name.
 
     Raises:
-        ConfigError: There is none; the message lists the names.
+        ConfigError: There is none, and the message lists the names; or it lacks something here,
+            and the message says what.
     """
     return _choose("compiler", name, _COMPILERS)
 
@@ -290,8 +298,9 @@ def build_model(
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
         UnsupportedConfigError: The model does not implement a field of the configuration.
-        ConfigError: The dtype is not supported.
+        ConfigError: The dtype is not supported, or the compiler lacks something.
     """
+    _check_compiler(neuron_config.compiler)
     if dtype not in SUPPORTED_DTYPES.values():
         raise ConfigError(
             f"dtype={dtype} is not supported; choose one of {sorted(SUPPORTED_DTYPES)}"
@@ -501,6 +510,14 @@ def open_session(
     on_device = settings.on_device_sampling_config
     defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
     return Session(executor, limits, SamplingParams(**defaults))
+
+
+def _check_compiler(name: str) -> None:
+    # A model is built long before its programs, and its weights are read in between.
+    if name == "neuronx":
+        from trnport.adapters.neuronx import check_available
+
+        check_available()
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -204,9 +204,10 @@ class NeuronConfig:
     )
     compiler: str = _option(
         "string",
-        "What turns the model into programs.",
-        "`eager`",
-        _one_of("eager"),
+        "What turns the model into programs. `neuronx` needs the Neuron SDK and has not yet run "
+        "on hardware.",
+        "`eager`, `neuronx`",
+        _one_of("eager", "neuronx"),
         default="eager",
     )
     kv_segment_size_buckets: tuple[int, ...] | None = _option(

@@ -22,6 +22,7 @@ from trnport.adapters.fake import (
     StrictKVCacheStore,
 )
 from trnport.adapters.local import LocalWorld, SingleCollectives
+from trnport.adapters.neuronx import NeuronxCompiler, interpret
 from trnport.adapters.nki.adapter import NkiKernels
 from trnport.adapters.paged import PagedKVCacheStore
 from trnport.adapters.torch_cpu import TorchCpuKernels
@@ -84,6 +85,7 @@ STORES: dict[str, Callable[[], KVCacheStore]] = {
 COMPILERS: dict[str, Callable[[], Compiler]] = {
     "eager": EagerCompiler,
     "recording": lambda: RecordingCompiler(EagerCompiler()),
+    "neuronx": lambda: NeuronxCompiler(lower=interpret),
 }
 
 

@@ -193,7 +193,7 @@ def test_every_field_is_documented() -> None:
         ({"decode_context_length_buckets": [1024]}, "below max_model_len=1000"),
         ({"kernels": ""}, "kernels='': must be the name of a set of kernels"),
         ({"kernels": ["torch_cpu"]}, "must be the name of a set of kernels"),
-        ({"compiler": "inductor"}, "compiler='inductor': must be one of 'eager'"),
+        ({"compiler": "inductor"}, "compiler='inductor': must be one of 'eager', 'neuronx'"),
         (
             {"schedule_policy": "fcfs"},
             "'fcfs': must be one of 'mixed', 'prefill_first', 'decode_first'",
