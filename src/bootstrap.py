@@ -20,6 +20,7 @@ from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.program_cache import ProgramCache
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
@@ -41,11 +42,18 @@ from trnport.models.registry import resolve
 
 _T = TypeVar("_T")
 
+
+def _inductor() -> Compiler:
+    from trnport.adapters.inductor import InductorCompiler
+
+    return InductorCompiler(program_cache())
+
+
 _KERNELS: MappingProxyType[str, Callable[[], Kernels]] = MappingProxyType(
     {"torch_cpu": TorchCpuKernels}
 )
 _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
-    {"eager": EagerCompiler}
+    {"eager": EagerCompiler, "inductor": _inductor}
 )
 
 SUPPORTED_DTYPES = MappingProxyType({"bfloat16": torch.bfloat16, "float32": torch.float32})
@@ -68,6 +76,15 @@ def compiler(name: str = "eager") -> Compiler:
         ConfigError: There is none; the message lists the names.
     """
     return _choose("compiler", name, _COMPILERS)
+
+
+def program_cache() -> ProgramCache:
+    """The cache of compiled programs that the environment names, or the user's own one.
+
+    Raises:
+        ConfigError: The environment names a folder that does not exist.
+    """
+    return ProgramCache.from_environment()
 
 
 def kv_cache_store() -> KVCacheStore:
@@ -126,8 +143,9 @@ def build_model(
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
         UnsupportedConfigError: The model does not implement a field of the configuration.
-        ConfigError: The dtype is not supported.
+        ConfigError: The dtype is not supported, or the compiler lacks something.
     """
+    _check_compiler(neuron_config.compiler)
     if dtype not in SUPPORTED_DTYPES.values():
         raise ConfigError(
             f"dtype={dtype} is not supported; choose one of {sorted(SUPPORTED_DTYPES)}"
@@ -337,6 +355,14 @@ def open_session(
     on_device = settings.on_device_sampling_config
     defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
     return Session(executor, limits, SamplingParams(**defaults))
+
+
+def _check_compiler(name: str) -> None:
+    # A model is built long before its programs, and its weights are read in between.
+    if name == "inductor":
+        from trnport.adapters.inductor import require_toolchain
+
+        require_toolchain()
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -195,9 +195,10 @@ class NeuronConfig:
     )
     compiler: str = _option(
         "string",
-        "What turns the model into programs.",
-        "`eager`",
-        _one_of("eager"),
+        "What turns the model into programs. `inductor` compiles them for the host's CPU, keeps "
+        "them on disk and needs a C++ compiler; one rank only.",
+        "`eager`, `inductor`",
+        _one_of("eager", "inductor"),
         default="eager",
     )
     kv_segment_size_buckets: tuple[int, ...] | None = _option(
@@ -305,6 +306,9 @@ class NeuronConfig:
         )
         given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
         config = cls(**given)
+        if config.compiler == "inductor" and tp > 1:
+            rule = "compiles no collectives yet, so tensor_parallel_size must be 1; use 'eager'"
+            _fail("compiler", config.compiler, f"{rule} with {tp} ranks")
         segments = config.kv_segment_size_buckets
         if segments is not None and values.get("num_batched_tokens_buckets") is None:
             config = attrs.evolve(config, num_batched_tokens_buckets=segments)

@@ -9,6 +9,9 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+_CONTEXT = 60
+"""Characters shown around the first difference of two signatures."""
+
 
 def signature_of(args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> str:
     """Describe a call's arguments without their tensors' contents.
@@ -26,6 +29,18 @@ def signature_of(args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = 
     # Layers share their metadata, so one description serves all of them.
     known: dict[int, str] = {}
     return f"{_describe(tuple(args), known)}{_describe(dict(kwargs or {}), known)}"
+
+
+def difference(expected: str, got: str) -> str:
+    """Show where two signatures begin to differ; whole ones run to thousands of characters."""
+    paired = zip(expected, got, strict=False)
+    shorter = min(len(expected), len(got))
+    at = next((i for i, (a, b) in enumerate(paired) if a != b), shorter)
+    start = max(0, at - _CONTEXT)
+    return (
+        f"at character {at} it has ...{expected[start : at + _CONTEXT]!r}, "
+        f"the call ...{got[start : at + _CONTEXT]!r}"
+    )
 
 
 def _describe(value: Any, known: dict[int, str]) -> str:

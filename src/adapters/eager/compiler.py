@@ -12,10 +12,7 @@ import torch
 
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.signature import signature_of
-
-_CONTEXT = 60
-"""Characters shown around the first difference of two signatures."""
+from trnport.core.signature import difference, signature_of
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +39,7 @@ class EagerProgram:
         if signature != self.signature:
             raise UnseenSignatureError(
                 f"program {self.name!r} was called with another signature than its own; "
-                f"{_difference(self.signature, signature)}"
+                f"{difference(self.signature, signature)}"
             )
         return self.function(*args, **kwargs)
 
@@ -92,16 +89,4 @@ class EagerCompiler(Compiler):
         names = sorted({program.name for program in known})
         refusal = f"program {name!r} was not compiled before sealing; compiled are {names}"
         twin = next((program for program in known if program.name == name), None)
-        return refusal if twin is None else f"{refusal}; {_difference(twin.signature, signature)}"
-
-
-def _difference(expected: str, got: str) -> str:
-    """Show where two signatures begin to differ; whole ones run to thousands of characters."""
-    paired = zip(expected, got, strict=False)
-    shorter = min(len(expected), len(got))
-    at = next((i for i, (a, b) in enumerate(paired) if a != b), shorter)
-    start = max(0, at - _CONTEXT)
-    return (
-        f"at character {at} it has ...{expected[start : at + _CONTEXT]!r}, "
-        f"the call ...{got[start : at + _CONTEXT]!r}"
-    )
+        return refusal if twin is None else f"{refusal}; {difference(twin.signature, signature)}"
