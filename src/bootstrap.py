@@ -8,7 +8,7 @@ does code ask which backend it runs on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
-from trnport.adapters.program_cache import ProgramCache
+from trnport.adapters.program_cache import ProgramCache, upkeep
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
@@ -85,6 +85,18 @@ def program_cache() -> ProgramCache:
         ConfigError: The environment names a folder that does not exist.
     """
     return ProgramCache.from_environment()
+
+
+def verify_programs(cache: ProgramCache) -> Iterator[tuple[str, str]]:
+    """Key and problem of every damaged program."""
+    return upkeep.verify(cache)
+
+
+def prune_programs(
+    cache: ProgramCache, *, max_bytes: int | None = None, max_age: float | None = None
+) -> upkeep.Removed:
+    """Remove what is damaged or left over, and programs over a size or an age in seconds."""
+    return upkeep.prune(cache, max_bytes=max_bytes, max_age=max_age)
 
 
 def kv_cache_store() -> KVCacheStore:
@@ -351,7 +363,7 @@ def open_session(
         compiler=compiler,
         features=Features(),
     )
-    executor.warm_up(progress)
+    executor.warm_up(progress, lazy=settings.warmup == "lazy")
     on_device = settings.on_device_sampling_config
     defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
     return Session(executor, limits, SamplingParams(**defaults))

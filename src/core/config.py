@@ -201,6 +201,16 @@ class NeuronConfig:
         _one_of("eager", "inductor"),
         default="eager",
     )
+    warmup: str = _option(
+        "string",
+        "When programs are compiled. `eager`: all of them before the first request. `lazy`: each "
+        "one at its first use, so the server starts at once and single requests wait for a "
+        "compilation; a failing one shows only then. Either way no program outside the buckets "
+        "ever appears.",
+        "`eager`, `lazy`",
+        _one_of("eager", "lazy"),
+        default="eager",
+    )
     kv_segment_size_buckets: tuple[int, ...] | None = _option(
         "list of integers or null",
         "Lengths of a prompt's chunk when it follows cached tokens. Chunks of any length can, so "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -21,6 +22,7 @@ from trnport.adapters.fake import (
 )
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.program_cache import ProgramCache
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore
 
@@ -90,6 +92,15 @@ def store(request: pytest.FixtureRequest) -> KVCacheStore:
     return STORES[request.param]()
 
 
-@pytest.fixture(params=COMPILERS)
-def compiler(request: pytest.FixtureRequest) -> Compiler:
+@pytest.fixture(params=[*COMPILERS, pytest.param("inductor", marks=pytest.mark.slow)])
+def compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    if request.param == "inductor":
+        return _inductor(tmp_path_factory.getbasetemp() / "programs")
     return COMPILERS[request.param]()
+
+
+def _inductor(folder: Path) -> Compiler:
+    from trnport.adapters.inductor import InductorCompiler
+
+    # One store for the whole suite, since most tests call the same few programs.
+    return InductorCompiler(ProgramCache(folder))

@@ -31,6 +31,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from trnport.adapters.cli.plan import run_plan
 
         return run_plan(arguments)
+    if arguments.command == "cache":
+        from trnport.adapters.cli.cache import run_cache
+
+        return run_cache(arguments)
     from trnport.adapters.cli.chat import run_chat
 
     return run_chat(arguments)

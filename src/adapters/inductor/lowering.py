@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
+from unittest import mock
 
 import attrs
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor
-from torch._inductor import standalone_compile
+from torch._inductor import cpu_vec_isa, standalone_compile
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
@@ -28,17 +29,15 @@ from trnport.adapters.inductor.calls import flatten, rebuild
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
 
-OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {
-        # The inputs are checked by the program itself, once and not at each use.
-        "size_asserts": False,
-        # Saves seconds in a process that compiles many programs, costs them in one that loads.
-        "cpp_cache_precompile_headers": False,
-    }
-)
-"""Inductor's options; a part of every key."""
+OPTIONS: Mapping[str, Any] = MappingProxyType({"size_asserts": False})
+"""Inductor's options; a part of every key. The inputs are checked once, by the program itself,
+and not at each use."""
+
+_PRECOMPILED_HEADERS = "cpp_cache_precompile_headers"
+"""An option that makes compiling three times as fast, and loading slower."""
 
 _PROGRAM, _OUTPUTS, _CODE = "program.bin", "outputs.pkl", "code"
+_INSTRUCTIONS = "instructions"
 
 # Inductor finds its files through an environment variable, so one thread at a time compiles.
 _ONE_AT_A_TIME = threading.Lock()
@@ -95,10 +94,11 @@ def compile_into(folder: Path, traced: Traced) -> None:
             traced.graph,
             [*traced.inputs],
             dynamic_shapes="from_graph",
-            options={"config_patches": dict(OPTIONS)},
+            options={"config_patches": {**OPTIONS, _PRECOMPILED_HEADERS: True}},
             aot=True,
         )
         artifact.save(path=str(folder / _PROGRAM))
+        (folder / _INSTRUCTIONS).write_text(str(pick_vec_isa()), encoding="utf-8")
     (folder / _OUTPUTS).write_bytes(pickle.dumps(traced.outputs))
     _drop_all_but_machine_code(folder / _CODE)
 
@@ -109,8 +109,12 @@ def load(folder: Path) -> tuple[Callable[..., list[Tensor]], Outputs]:
     Args:
         folder: What :func:`compile_into` filled; inductor adds a few small files.
     """
-    # Whoever compiled it has found out that the compiler knows these instructions.
-    with _inductor_in(folder / _CODE), inductor.patch({**OPTIONS, "cpp.vec_isa_ok": True}):
+    instructions = (folder / _INSTRUCTIONS).read_text(encoding="utf-8")
+    with (
+        _inductor_in(folder / _CODE),
+        _given_instructions(instructions),
+        inductor.patch({**OPTIONS, _PRECOMPILED_HEADERS: False}),
+    ):
         artifact = CompiledArtifact.load(path=str(folder / _PROGRAM))
     outputs = pickle.loads((folder / _OUTPUTS).read_bytes())
     return cast("Callable[..., list[Tensor]]", artifact), outputs
@@ -126,6 +130,17 @@ def _find_instruction_set() -> None:
     # By compiling probes, whose results inductor keeps in its own folder and in this process.
     with _ONE_AT_A_TIME:
         pick_vec_isa()
+
+
+@contextmanager
+def _given_instructions(name: str) -> Iterator[None]:
+    """Spare inductor the compilation of probes, seconds in each process: the name is known."""
+    known = [isa for isa in cpu_vec_isa.supported_vec_isa_list if str(isa) == name]
+    if not known:
+        yield
+        return
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=known):
+        yield
 
 
 @contextmanager
