@@ -25,6 +25,7 @@ from trnport.adapters.fake import FakeCollectives
 from trnport.adapters.kernel_sets import KernelSets
 from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.program_cache import ProgramCache, upkeep
 from trnport.adapters.safetensors import SafetensorsWeightSource
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
@@ -202,8 +203,14 @@ def _neuronx() -> Compiler:
     return NeuronxCompiler()
 
 
+def _inductor() -> Compiler:
+    from trnport.adapters.inductor import InductorCompiler
+
+    return InductorCompiler(program_cache())
+
+
 _COMPILERS: MappingProxyType[str, Callable[[], Compiler]] = MappingProxyType(
-    {"eager": EagerCompiler, "neuronx": _neuronx}
+    {"eager": EagerCompiler, "inductor": _inductor, "neuronx": _neuronx}
 )
 
 SUPPORTED_DTYPES = MappingProxyType({"bfloat16": torch.bfloat16, "float32": torch.float32})
@@ -240,6 +247,27 @@ def compiler(name: str = "eager") -> Compiler:
             and the message says what.
     """
     return _choose("compiler", name, _COMPILERS)
+
+
+def program_cache() -> ProgramCache:
+    """The cache of compiled programs that the environment names, or the user's own one.
+
+    Raises:
+        ConfigError: The environment names a folder that does not exist.
+    """
+    return ProgramCache.from_environment()
+
+
+def verify_programs(cache: ProgramCache) -> Iterator[tuple[str, str]]:
+    """Key and problem of every damaged program."""
+    return upkeep.verify(cache)
+
+
+def prune_programs(
+    cache: ProgramCache, *, max_bytes: int | None = None, max_age: float | None = None
+) -> upkeep.Removed:
+    """Remove what is damaged or left over, and programs over a size or an age in seconds."""
+    return upkeep.prune(cache, max_bytes=max_bytes, max_age=max_age)
 
 
 def kv_cache_store() -> KVCacheStore:
@@ -506,7 +534,7 @@ def open_session(
         compiler=compiler,
         features=Features(),
     )
-    executor.warm_up(progress)
+    executor.warm_up(progress, lazy=settings.warmup == "lazy")
     on_device = settings.on_device_sampling_config
     defaults: dict[str, Any] = {"temperature": 0, **(on_device.defaults if on_device else {})}
     return Session(executor, limits, SamplingParams(**defaults))
@@ -518,6 +546,10 @@ def _check_compiler(name: str) -> None:
         from trnport.adapters.neuronx import check_available
 
         check_available()
+    if name == "inductor":
+        from trnport.adapters.inductor import require_toolchain
+
+        require_toolchain()
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -204,10 +204,21 @@ class NeuronConfig:
     )
     compiler: str = _option(
         "string",
-        "What turns the model into programs. `neuronx` needs the Neuron SDK and has not yet run "
-        "on hardware.",
-        "`eager`, `neuronx`",
-        _one_of("eager", "neuronx"),
+        "What turns the model into programs. `inductor` compiles them for the host's CPU, keeps "
+        "them on disk and needs a C++ compiler; one rank only. `neuronx` needs the Neuron SDK and "
+        "has not yet run on hardware.",
+        "`eager`, `inductor`, `neuronx`",
+        _one_of("eager", "inductor", "neuronx"),
+        default="eager",
+    )
+    warmup: str = _option(
+        "string",
+        "When programs are compiled. `eager`: all of them before the first request. `lazy`: each "
+        "one at its first use, so the server starts at once and single requests wait for a "
+        "compilation; a failing one shows only then. Either way no program outside the buckets "
+        "ever appears.",
+        "`eager`, `lazy`",
+        _one_of("eager", "lazy"),
         default="eager",
     )
     kv_segment_size_buckets: tuple[int, ...] | None = _option(
@@ -315,6 +326,9 @@ class NeuronConfig:
         )
         given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
         config = cls(**given)
+        if config.compiler == "inductor" and tp > 1:
+            rule = "compiles no collectives yet, so tensor_parallel_size must be 1; use 'eager'"
+            _fail("compiler", config.compiler, f"{rule} with {tp} ranks")
         segments = config.kv_segment_size_buckets
         if segments is not None and values.get("num_batched_tokens_buckets") is None:
             config = attrs.evolve(config, num_batched_tokens_buckets=segments)

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -25,6 +26,7 @@ from trnport.adapters.local import LocalWorld, SingleCollectives
 from trnport.adapters.neuronx import NeuronxCompiler, interpret
 from trnport.adapters.nki.adapter import NkiKernels
 from trnport.adapters.paged import PagedKVCacheStore
+from trnport.adapters.program_cache import ProgramCache
 from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore
 
@@ -104,8 +106,10 @@ def store(request: pytest.FixtureRequest) -> KVCacheStore:
     return STORES[request.param]()
 
 
-@pytest.fixture(params=COMPILERS)
-def compiler(request: pytest.FixtureRequest) -> Compiler:
+@pytest.fixture(params=[*COMPILERS, pytest.param("inductor", marks=pytest.mark.slow)])
+def compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    if request.param == "inductor":
+        return _inductor(tmp_path_factory.getbasetemp() / "programs")
     return COMPILERS[request.param]()
 
 
@@ -118,3 +122,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for operator, counts in report.items():
         elsewhere = sum(counts["fallback"].values())
         terminalreporter.line(f"{operator:30}{counts['nki']:6} on nki{elsewhere:6} elsewhere")
+
+
+def _inductor(folder: Path) -> Compiler:
+    from trnport.adapters.inductor import InductorCompiler
+
+    # One store for the whole suite, since most tests call the same few programs.
+    return InductorCompiler(ProgramCache(folder))

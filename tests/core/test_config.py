@@ -193,7 +193,8 @@ def test_every_field_is_documented() -> None:
         ({"decode_context_length_buckets": [1024]}, "below max_model_len=1000"),
         ({"kernels": ""}, "kernels='': must be the name of a set of kernels"),
         ({"kernels": ["torch_cpu"]}, "must be the name of a set of kernels"),
-        ({"compiler": "inductor"}, "compiler='inductor': must be one of 'eager', 'neuronx'"),
+        ({"compiler": "xla"}, "compiler='xla': must be one of 'eager', 'inductor', 'neuronx'"),
+        ({"warmup": "never"}, "warmup='never': must be one of 'eager', 'lazy'"),
         (
             {"schedule_policy": "fcfs"},
             "'fcfs': must be one of 'mixed', 'prefill_first', 'decode_first'",
@@ -247,7 +248,7 @@ def test_the_token_limit_is_the_smaller_of_the_two() -> None:
 def test_describes_itself_in_one_line() -> None:
     assert config({"decode_context_length_buckets": [256]}).describe() == (
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
-        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, "
+        "decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, warmup=eager, "
         "kv_segment_size_buckets=None, schedule_policy=mixed, "
         "enable_prompt_logprobs=True, "
         "on_device_sampling_config=None, enable_structured_outputs=False"

@@ -39,6 +39,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from trnport.adapters.cli.kernels import run_kernels
 
         return run_kernels(arguments)
+    if arguments.command == "cache":
+        from trnport.adapters.cli.cache import run_cache
+
+        return run_cache(arguments)
     from trnport.adapters.cli.chat import run_chat
 
     return run_chat(arguments)

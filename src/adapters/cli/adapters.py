@@ -101,6 +101,7 @@ def _adapters() -> Iterator[Adapter]:
     yield _adapter("Compiler", "eager", torch)
     yield _adapter("Compiler", "inductor", inductor_problem)
     yield _adapter("Compiler", "neuronx", neuronx_problem)
+    yield _adapter("ProgramStore", "program_cache", _packages("filelock"))
     yield _adapter("all ports", "fake", torch)
 
 

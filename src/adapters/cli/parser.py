@@ -21,7 +21,21 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="memory and programs of a server, before it starts"))
     add_roofline(commands.add_parser("roofline", help="least time of a step on our NKI kernels"))
     add_kernels(commands.add_parser("kernels", help="list and compare sets of kernels"))
+    _add_cache(commands.add_parser("cache", help="list, check or shrink the compiled programs"))
     return parser
+
+
+def _add_cache(cache: argparse.ArgumentParser) -> None:
+    actions = cache.add_subparsers(dest="action", required=True)
+    actions.add_parser("ls", help="list the programs, the one used last first")
+    actions.add_parser("verify", help="compare every file with what was stored")
+    prune = actions.add_parser("prune", help="remove damaged programs and leftovers, or more")
+    prune.add_argument(
+        "--max-gib", metavar="X", type=_limit, help="keep the programs used last, up to this size"
+    )
+    prune.add_argument(
+        "--max-age-days", metavar="X", type=_limit, help="remove programs not used for that long"
+    )
 
 
 def _add_chat(chat: argparse.ArgumentParser) -> None:
@@ -65,12 +79,24 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
         help="part of that memory the server may use (default: %(default)s)",
     )
     plan.add_argument("--neuron-config", metavar="JSON", help="settings, as in docs/options.md")
+    plan.add_argument(
+        "--lengths",
+        metavar="FILE",
+        help="lines of prompt and output length (CSV, or JSON); reports padding, proposes buckets",
+    )
 
 
 def _size(text: str) -> float:
     value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a size above 0")
+    return value
+
+
+def _limit(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
     return value
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trnport.adapters.cli.lengths import read_lengths, render_advice
 from trnport.adapters.cli.machine import inspect_machine
 from trnport.adapters.cli.planning import Plan, make_plan
 from trnport.adapters.cli.text import bullets, section, size
@@ -20,6 +21,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     Returns:
         0, or 1 when not even one request of full length would fit.
     """
+    lengths = None if arguments.lengths is None else read_lengths(arguments.lengths)
     machine = inspect_machine()
     given = arguments.memory_gib
     plan = make_plan(
@@ -35,6 +37,16 @@ def run_plan(arguments: argparse.Namespace) -> int:
         neuron_config=parse_neuron_config(arguments.neuron_config),
     )
     print(render_plan(plan, free_bytes=machine.free_bytes if given is None else None))
+    if lengths is not None:
+        print()
+        print(
+            render_advice(
+                lengths,
+                plan.buckets,
+                max_num_seqs=plan.limits.max_num_seqs,
+                max_prefill_tokens=plan.buckets.prefill_tokens[-1],
+            )
+        )
     return 0 if plan.fits else 1
 
 

@@ -14,7 +14,13 @@ import attrs
 from trnport.adapters.cli.metrics import inspect_metrics
 from trnport.core.errors import TrnportError
 
-KNOWN_VARIABLES = ("TRNPORT_DEVICE", "TRNPORT_LOG_FORMAT", "TRNPORT_METRICS_DIR")
+KNOWN_VARIABLES = (
+    "TRNPORT_CACHE_DIR",
+    "TRNPORT_DEVICE",
+    "TRNPORT_LOG_FORMAT",
+    "TRNPORT_METRICS_DIR",
+    "TRNPORT_SHARED_CACHE_DIR",
+)
 """Environment variables of ours."""
 
 PLUGINS = MappingProxyType(

@@ -61,10 +61,10 @@ class Telemetry:
         """The KV cache exists."""
         self._series.set(metrics.KV_BLOCKS, num_blocks)
 
-    def ready(self) -> None:
-        """Warm-up is over."""
+    def ready(self, *, expects_compilations: bool = False) -> None:
+        """Warm-up is over, and programs may still be compiled or may not."""
         self._series.set(metrics.STARTUP, time.monotonic() - self._started)
-        self._summary.ready()
+        self._summary.ready(expects_compilations=expects_compilations)
 
     @contextmanager
     def step(self, schedule: SchedulerOutput) -> Iterator[None]:
@@ -121,17 +121,19 @@ class Summary:
         self.steps = 0
         self.misses = 0
         self._is_ready = False
+        self._expects_compilations = False
         self._hits: Counter[str] = Counter()
         self._tokens = 0
         self._padded_tokens = 0
 
-    def ready(self) -> None:
-        """From here on a new program would be one that warm-up missed."""
+    def ready(self, *, expects_compilations: bool = False) -> None:
+        """From here on a new program is one that warm-up missed, unless they are expected."""
         self._is_ready = True
+        self._expects_compilations = expects_compilations
 
     def compiled(self, name: str, seconds: float) -> None:
         """Count a program that warm-up should have compiled."""
-        self.misses += self._is_ready
+        self.misses += self._is_ready and not self._expects_compilations
 
     def executed(self, execution: Execution, seconds: float) -> None:
         """Count a run."""

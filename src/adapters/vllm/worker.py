@@ -156,14 +156,15 @@ class NeuronWorker(WorkerBase):
             self._thread = DeviceThread(self._execute, self._steps.sample, self._end_if_unheard)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Run every program once; afterwards no new one can appear."""
+        """Run every program once, unless that is to be put off; no other one can appear."""
         from vllm.utils.torch_utils import set_random_seed
 
         started = time.monotonic()
-        self._executor.warm_up(_log_progress)
+        lazy = neuron_config_of(self.vllm_config).warmup == "lazy"
+        self._executor.warm_up(_log_progress, lazy=lazy)
         # Whatever start-up drew, unseeded sampling starts from the configured seed.
         set_random_seed(self.model_config.seed)
-        self._telemetry.ready()
+        self._telemetry.ready(expects_compilations=lazy)
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     # --- steps ---------------------------------------------------------------------------------

@@ -90,11 +90,18 @@ class StepExecutor:
         """Logits ``[n, vocab_size]`` of n rows of a step's ``hidden_states``."""
         return self._head(hidden)
 
-    def warm_up(self, progress: Progress | None = None) -> None:
+    def warm_up(self, progress: Progress | None = None, *, lazy: bool = False) -> None:
         """Compile every program by executing stand-in requests, then seal the compiler.
 
         The stand-ins own no blocks, so nothing is written to the caches.
+
+        Args:
+            progress: Told about every program.
+            lazy: Only fix which programs there are; each is compiled at its first use.
         """
+        if lazy:
+            self._programs.plan(self._planned_names())
+            return
         started = time.monotonic()
         stand_ins = list(self._stand_ins())
         scores = self._inputs.features.scores_prompts
@@ -152,6 +159,11 @@ class StepExecutor:
         for work in works:
             batch.add(work.request)
         return self.execute(batch, {work.request.request_id: work.num_tokens for work in works})
+
+    def _planned_names(self) -> Iterator[str]:
+        yield from (name for name, _ in self._stand_ins())
+        if self._inputs.features.scores_prompts:
+            yield self._head.name
 
     def _stand_ins(self) -> Iterator[tuple[str, list[Work]]]:
         buckets = self._inputs.buckets

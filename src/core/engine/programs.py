@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from trnport.core.engine.batch import Work
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.observer import SilentObserver, StepObserver, describe
-from trnport.core.errors import CompilationError, TrnportError
+from trnport.core.errors import CompilationError, TrnportError, UnseenSignatureError
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
 from trnport.core.ports.compiler import Compiler, Program
@@ -40,6 +40,7 @@ class Programs:
         self._observer = observer or SilentObserver()
         self._programs: dict[str, Program] = {}
         self._warming_up = False
+        self._planned: frozenset[str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -55,6 +56,10 @@ class Programs:
         finally:
             self._warming_up = False
         self._compiler.seal()
+
+    def plan(self, names: Iterable[str]) -> None:
+        """Compile these programs at their first use, and never any other one."""
+        self._planned = frozenset(names)
 
     def run(self, step: StepInput, works: list[Work]) -> ModelOutput:
         """Call the program of a step.
@@ -102,6 +107,10 @@ class Programs:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        if self._planned is not None and name not in self._planned:
+            raise UnseenSignatureError(
+                f"program {name!r} is none of those planned: {sorted(self._planned)}"
+            )
         # Together, since a compiler may put its work off until the first call.
         try:
             program = self._compiler.compile(name, function, args, kwargs)
@@ -112,6 +121,8 @@ class Programs:
             signature = signature_of(args, dict(kwargs))[:SIGNATURE_SHOWN]
             raise CompilationError(self._failure(name, signature, error)) from error
         self._programs[name] = program
+        if self._planned is not None and self._planned <= self._programs.keys():
+            self._compiler.seal()
         return output
 
     def _failure(self, name: str, signature: str, error: Exception) -> str:

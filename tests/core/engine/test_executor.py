@@ -99,3 +99,32 @@ def test_an_unseen_program_is_refused_by_its_own_error(names_of: tuple[Path, lis
         request.num_computed_tokens = 1
     with pytest.raises(UnseenSignatureError):
         rig.run(requests, [1] * 5)
+
+
+def test_lazy_warm_up_compiles_at_first_use_and_only_what_was_planned(
+    names_of: tuple[Path, list[str]],
+) -> None:
+    folder, names = names_of
+    compiler = RecordingCompiler(EagerCompiler())
+    rig = make_rig(folder, neuron_config=BUCKETS, compiler=compiler)
+    rig.executor.warm_up(lazy=True)
+    assert compiler.compilation_count == 0
+    rig.teacher_forced([1, 2, 3], [4])
+    assert rig.executor.program_names == ["prefill_s5", "decode_b1_ctx12"]
+    with pytest.raises(UnseenSignatureError, match=r"'decode_b9_ctx12'.*'decode_b1_ctx12'"):
+        rig.executor._programs.call("decode_b9_ctx12", abs, (1,))
+    assert not compiler.sealed
+    rig.executor.warm_up()
+    assert sorted(rig.executor.program_names) == sorted(names)
+    assert compiler.sealed
+
+
+def test_the_last_planned_program_seals_the_compiler(names_of: tuple[Path, list[str]]) -> None:
+    folder, names = names_of
+    compiler = RecordingCompiler(EagerCompiler())
+    rig = make_rig(folder, neuron_config=BUCKETS, compiler=compiler)
+    rig.executor.warm_up(lazy=True)
+    for number, name in enumerate(names):
+        assert not compiler.sealed
+        rig.executor._programs.call(name, abs, (number,))
+    assert compiler.sealed

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Compiler that makes whole programs for the host's CPU with PyTorch's inductor."""
+
+from trnport.adapters.inductor.compiler import InductorCompiler
+from trnport.adapters.inductor.toolchain import require_toolchain
+
+__all__ = ["InductorCompiler", "require_toolchain"]

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs compiled for one signature each, and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from trnport.adapters.inductor import lowering
+from trnport.adapters.inductor.calls import flatten
+from trnport.adapters.inductor.identity import identity
+from trnport.adapters.inductor.outputs import Outputs
+from trnport.adapters.inductor.state import State, module_of
+from trnport.adapters.inductor.toolchain import require_toolchain, target
+from trnport.core.errors import UnseenSignatureError
+from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.signature import difference, signature_of
+
+log = structlog.get_logger(__name__)
+
+_FORMAT = "1"
+"""Changes with what is stored for a program."""
+
+
+class StoredProgram(Protocol):
+    """A program in a store."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+
+
+class ProgramStore(Protocol):
+    """Where programs are kept between starts."""
+
+    def find_or_make(
+        self, key: str, name: str, make: Callable[[Path], None]
+    ) -> tuple[StoredProgram, bool]:
+        """The program of a key, and whether ``make`` had to fill its folder."""
+
+    def discard(self, key: str) -> None:
+        """Forget an unusable program."""
+
+
+class InductorCompiler(Compiler):
+    """Compiles whole programs for the host's CPU.
+
+    The work is put off until a program's first call. A program takes the weights and caches of
+    its module as inputs, so any number of programs share one set of them.
+
+    Args:
+        store: Keeps programs between starts and shares them between processes; None keeps
+            nothing.
+
+    Raises:
+        ConfigError: There is no C++ compiler.
+    """
+
+    def __init__(self, store: ProgramStore | None = None) -> None:
+        require_toolchain()
+        self._store = store or _Forgetful()
+        self._programs: dict[tuple[Callable[..., Any], str], InductorProgram] = {}
+        self._states: dict[Any, State] = {}
+        self._sealed = False
+        self.num_cached = 0
+        self.num_compiled = 0
+        self.seconds = 0.0
+
+    @property
+    def flags(self) -> str:
+        """Inductor's options."""
+        return ", ".join(f"{name}={value}" for name, value in lowering.OPTIONS.items())
+
+    def compile(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Program:
+        """Promise a program; its first call compiles it or takes it from the store."""
+        signature = signature_of(args, kwargs)
+        program = self._programs.get((function, signature))
+        if program is not None:
+            return program
+        if self._sealed:
+            raise UnseenSignatureError(self._refusal(name, function, signature))
+        program = InductorProgram(self, name, function, signature)
+        self._programs[function, signature] = program
+        return program
+
+    def cache_key(
+        self, name: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        """SHA-256 of the name, the signature, compilers, options and the processor."""
+        return _digest(name, signature_of(args, kwargs), *self._environment())
+
+    def seal(self) -> None:
+        """Stop accepting new signatures, and say where the programs came from."""
+        if not self._sealed and (self.num_cached or self.num_compiled):
+            log.info(self.summary())
+        self._sealed = True
+
+    def summary(self) -> str:
+        """Where the programs came from, as "12 programs from the cache, 0 compiled, 3.1 s"."""
+        return (
+            f"{self.num_cached} programs from the cache, {self.num_compiled} compiled, "
+            f"{self.seconds:.1f} s"
+        )
+
+    def state_of(self, function: Callable[..., Any]) -> State:
+        """Weights and caches of a function's module, one object for all of its programs."""
+        module = module_of(function)
+        if module not in self._states:
+            self._states[module] = State(module)
+        return self._states[module]
+
+    def load(
+        self, name: str, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[Callable[..., list[Tensor]], Outputs]:
+        """A program from the store, which is compiled if it is not there."""
+        started = time.monotonic()
+        state = self.state_of(function)
+        traced: list[lowering.Traced] = []
+
+        def graph() -> lowering.Traced:
+            if not traced:
+                traced.append(lowering.trace(function, args, kwargs, state))
+            return traced[0]
+
+        known = identity(function) or _digest(graph().graph.code)
+        _, frame = flatten(args, kwargs)
+        key = _digest(self.cache_key(name, args, kwargs), known, repr(frame), repr(state.forms()))
+
+        def make(folder: Path) -> None:
+            log.info("compiling", program=name)
+            lowering.compile_into(folder, graph())
+
+        loaded, made = self._load(key, name, make)
+        self.num_compiled += made
+        self.num_cached += not made
+        self.seconds += time.monotonic() - started
+        return loaded
+
+    def _load(self, key: str, name: str, make: Callable[[Path], None]) -> tuple[Any, bool]:
+        entry, made = self._store.find_or_make(key, name, make)
+        try:
+            return lowering.load(entry.folder), made
+        except Exception as error:
+            if made:
+                raise
+            log.warning("unusable in the cache, compiling again", program=name, error=str(error))
+        self._store.discard(key)
+        entry, _ = self._store.find_or_make(key, name, make)
+        return lowering.load(entry.folder), True
+
+    def _environment(self) -> tuple[str, ...]:
+        # Inductor bakes the number of threads into its loops.
+        return (_FORMAT, target(), self.flags, f"{torch.get_num_threads()} threads")
+
+    def _refusal(self, name: str, function: Callable[..., Any], signature: str) -> str:
+        known = [p for (f, _), p in self._programs.items() if f == function]
+        names = sorted({program.name for program in known})
+        refusal = f"program {name!r} was not compiled before sealing; compiled are {names}"
+        twin = next((program for program in known if program.name == name), None)
+        return refusal if twin is None else f"{refusal}; {difference(twin.signature, signature)}"
+
+
+class InductorProgram:
+    """One program. It accepts calls of its own signature only.
+
+    Args:
+        compiler: Makes the machine code at the first call.
+        name: Name for messages.
+        function: What it computes. Its arguments are read only; what it writes to are the
+            caches of its module.
+        signature: The signature it accepts.
+    """
+
+    def __init__(
+        self, compiler: InductorCompiler, name: str, function: Callable[..., Any], signature: str
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.signature = signature
+        self._compiler = compiler
+        self._frame: list[Any] | None = None
+        self._state = State(None)
+        self._run: Callable[..., list[Tensor]] | None = None
+        self._outputs: Outputs | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program.
+
+        Raises:
+            UnseenSignatureError: The call has another signature than the program, or shares
+                other objects between its arguments than the first call.
+        """
+        tensors, frame = flatten(args, kwargs)
+        if frame != self._frame:
+            self._check(args, kwargs)
+            if tensors or module_of(self.function):
+                self._state = self._compiler.state_of(self.function)
+                self._run, self._outputs = self._compiler.load(
+                    self.name, self.function, args, kwargs
+                )
+            self._frame = frame
+        if self._run is None or self._outputs is None:
+            return self.function(*args, **kwargs)  # without a tensor there is nothing to compile
+        inputs = [*self._state.tensors(), *[tensor.contiguous() for tensor in tensors]]
+        return self._outputs.fill(iter(self._run(*inputs)))
+
+    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        signature = signature_of(args, kwargs)
+        if signature != self.signature:
+            raise UnseenSignatureError(
+                f"program {self.name!r} was called with another signature than its own; "
+                f"{difference(self.signature, signature)}"
+            )
+        if self._frame is not None:
+            raise UnseenSignatureError(
+                f"program {self.name!r} was called with objects shared between its arguments "
+                "otherwise than when it was compiled; build every call the same way"
+            )
+
+
+class _Forgetful:
+    """A store that keeps programs for this process alone."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="trnport-programs-"))
+
+    def find_or_make(
+        self, key: str, name: str, make: Callable[[Path], None]
+    ) -> tuple[StoredProgram, bool]:
+        del name
+        folder = self._folder / key
+        folder.mkdir()
+        make(folder)
+        return _Folder(folder), True
+
+    def discard(self, key: str) -> None:
+        shutil.rmtree(self._folder / key, ignore_errors=True)
+
+    def __del__(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
