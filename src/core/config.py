@@ -9,15 +9,22 @@ metadata of these fields.
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import attrs
 
+from trnport.core.config_fields import (
+    ascending,
+    boolean,
+    fail,
+    one_of,
+    option,
+    planned,
+    sets_of_kernels,
+    to_on_device_sampling,
+)
+from trnport.core.config_keys import check_known
 from trnport.core.errors import ConfigError
 from trnport.core.sampling_config import OnDeviceSamplingConfig
 
@@ -28,128 +35,6 @@ SMALLEST_PREFILL_BUCKET = 2
 """A program of one token takes the decode path."""
 
 SCHEDULE_POLICIES = ("mixed", "prefill_first", "decode_first")
-
-_VISION_KEYS = frozenset(
-    {
-        "num_vision_tokens_buckets",
-        "vision_attention_block_size",
-        "max_vision_seq_len",
-        "tp_size",
-        "dp_size",
-        "encoder_cache_num_blocks",
-        "encoder_cache_min_hold_time_ms",
-    }
-)
-_PROFILER_KEYS = frozenset(
-    {"activities", "neuron_cores", "output_dir", "sys_trace_max_events_per_nc"}
-)
-
-# Other dictionaries of additional_config, whose keys people put into this one by mistake.
-_SIBLING_NAMESPACES = MappingProxyType(
-    {"vision_neuron_config": _VISION_KEYS, "neuron_profiler": _PROFILER_KEYS}
-)
-
-_SIBLING_SWITCH = "mm_language_model_only"
-
-
-def _fail(name: str, value: object, rule: str) -> NoReturn:
-    raise ConfigError(f"neuron_config.{name}={value!r}: {rule}")
-
-
-def _json(*values: object) -> str:
-    """Values as a user spells them in JSON."""
-    return " or ".join(map(json.dumps, values))
-
-
-def _to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _to_on_device_sampling(value: Any) -> Any:
-    return OnDeviceSamplingConfig.of(value)
-
-
-def _ascending(smallest: int) -> Any:
-    """Validator of a list of bucket sizes that starts at ``smallest`` or above."""
-
-    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        if not isinstance(value, tuple) or not value or not all(type(v) is int for v in value):
-            _fail(field.name, value, "must be a non-empty list of integers")
-        if value[0] < smallest:
-            _fail(field.name, list(value), f"buckets must be at least {smallest}")
-        if any(a >= b for a, b in pairwise(value)):
-            _fail(field.name, list(value), "buckets must be strictly ascending")
-
-    return check
-
-
-def _one_of(*names: str) -> Any:
-    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        if value not in names:
-            _fail(field.name, value, f"must be one of {', '.join(map(repr, names))}")
-
-    return check
-
-
-def _boolean(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    if type(value) is not bool:
-        _fail(field.name, value, "must be true or false")
-
-
-def _sets_of_kernels(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    # Which sets exist is known to the composition root alone, so only the type is checked here.
-    if not isinstance(value, str) or not value:
-        _fail(field.name, value, "must be the name of a set of kernels, such as 'torch_cpu'")
-
-
-def _only(*neutral: object) -> Any:
-    """Validator of a setting whose effect is not implemented: neutral values only."""
-
-    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        # 0 == False and 1 == True, so the type counts.
-        if not any(type(value) is type(n) and value == n for n in neutral):
-            _fail(
-                field.name,
-                value,
-                f"not implemented in this release; leave it out or set it to {_json(*neutral)}",
-            )
-
-    return check
-
-
-def _option(
-    kind: str,
-    doc: str,
-    valid: str,
-    validator: Any,
-    *,
-    default: Any,
-    default_doc: str = "",
-    converter: Any = _to_tuple,
-) -> Any:
-    """An implemented setting."""
-    metadata = {
-        "type": kind,
-        "doc": doc,
-        "valid": valid,
-        "default": default_doc,
-        "since": "0.33.0.0",
-        "implemented": True,
-    }
-    return attrs.field(default=default, converter=converter, validator=validator, metadata=metadata)
-
-
-def _planned(kind: str, doc: str, *neutral: object) -> Any:
-    """A setting that is known by name only; its first neutral value is the default."""
-    metadata = {
-        "type": kind,
-        "doc": doc,
-        "valid": _json(*neutral),
-        "default": "",
-        "since": "",
-        "implemented": False,
-    }
-    return attrs.field(default=neutral[0], validator=_only(*neutral), metadata=metadata)
 
 
 @attrs.frozen(kw_only=True)
@@ -162,25 +47,25 @@ class NeuronConfig:
         ConfigError: A value is out of range or not implemented; the message names the key.
     """
 
-    num_batched_tokens_buckets: tuple[int, ...] = _option(
+    num_batched_tokens_buckets: tuple[int, ...] = option(
         "list of integers",
         "Numbers of prompt tokens for which a prefill program exists. A chunk of a prompt runs in "
         "the smallest one that holds it.",
         "at least 2, strictly ascending, the last one equal to "
         "min(max_num_batched_tokens, max_model_len)",
-        _ascending(SMALLEST_PREFILL_BUCKET),
+        ascending(SMALLEST_PREFILL_BUCKET),
         default=attrs.NOTHING,
         default_doc="powers of two from 128, then the limit",
     )
-    num_seqs_buckets: tuple[int, ...] = _option(
+    num_seqs_buckets: tuple[int, ...] = option(
         "list of integers",
         "Numbers of sequences for which a decode program exists.",
         "positive, strictly ascending, the last one equal to max_num_seqs",
-        _ascending(1),
+        ascending(1),
         default=attrs.NOTHING,
         default_doc="powers of two from 1, then the limit",
     )
-    decode_context_length_buckets: tuple[int, ...] | None = _option(
+    decode_context_length_buckets: tuple[int, ...] | None = option(
         "list of integers or null",
         "Context lengths for which separate decode programs, and prefill programs over a cached "
         "prefix, exist; max_model_len is always added. Short contexts then read a shorter cache. "
@@ -188,69 +73,69 @@ class NeuronConfig:
         "than the window.",
         "at least 2, strictly ascending, each below max_model_len; multiples of block_size waste "
         "nothing",
-        attrs.validators.optional(_ascending(2)),
+        attrs.validators.optional(ascending(2)),
         default=None,
         default_doc="null: max_model_len only",
     )
-    kernels: str = _option(
+    kernels: str = option(
         "string",
         "Which set of operators computes the model. `nki` runs our NKI kernels, in a simulator "
         "while there is no device: exact about what a kernel does, and slow. Sets that packages "
         "bring are named like ours, and `torch_cpu+decode_attention:mine` takes one operator of "
         "another set.",
         "`torch_cpu`, `nki`, or as `trnport kernels list` says",
-        _sets_of_kernels,
+        sets_of_kernels,
         default="torch_cpu",
     )
-    compiler: str = _option(
+    compiler: str = option(
         "string",
         "What turns the model into programs. `inductor` compiles them for the host's CPU, keeps "
         "them on disk and needs a C++ compiler; one rank only. `neuronx` needs the Neuron SDK and "
         "has not yet run on hardware.",
         "`eager`, `inductor`, `neuronx`",
-        _one_of("eager", "inductor", "neuronx"),
+        one_of("eager", "inductor", "neuronx"),
         default="eager",
     )
-    warmup: str = _option(
+    warmup: str = option(
         "string",
         "When programs are compiled. `eager`: all of them before the first request. `lazy`: each "
         "one at its first use, so the server starts at once and single requests wait for a "
         "compilation; a failing one shows only then. Either way no program outside the buckets "
         "ever appears.",
         "`eager`, `lazy`",
-        _one_of("eager", "lazy"),
+        one_of("eager", "lazy"),
         default="eager",
     )
-    kv_segment_size_buckets: tuple[int, ...] | None = _option(
+    kv_segment_size_buckets: tuple[int, ...] | None = option(
         "list of integers or null",
         "Lengths of a prompt's chunk when it follows cached tokens. Chunks of any length can, so "
         "this only repeats num_batched_tokens_buckets, as published configurations do.",
         "equal to num_batched_tokens_buckets, which it also sets when that is not given; each a "
         "multiple of block_size",
-        attrs.validators.optional(_ascending(SMALLEST_PREFILL_BUCKET)),
+        attrs.validators.optional(ascending(SMALLEST_PREFILL_BUCKET)),
         default=None,
         default_doc="null: num_batched_tokens_buckets",
     )
-    schedule_policy: str = _option(
+    schedule_policy: str = option(
         "string",
         "Who goes first when prompts and generations wait for a step. `mixed`: all generations, "
         "then prompts while max_num_batched_tokens lasts. `prefill_first`: prompts alone while "
         "one can advance. `decode_first`: all generations, and one chunk of one prompt of at most "
         "the smallest of num_batched_tokens_buckets.",
         "`mixed`, `prefill_first`, `decode_first`",
-        _one_of(*SCHEDULE_POLICIES),
+        one_of(*SCHEDULE_POLICIES),
         default="mixed",
     )
-    enable_prompt_logprobs: bool = _option(
+    enable_prompt_logprobs: bool = option(
         "boolean",
         "Whether requests may ask for the log-probabilities of their prompt (`prompt_logprobs`, or "
         "`echo` with `logprobs`). Costs one small program, and the prefill programs return their "
         "hidden states.",
         "true or false",
-        _boolean,
+        boolean,
         default=True,
     )
-    on_device_sampling_config: OnDeviceSamplingConfig | None = _option(  # noqa: RUF009  # a field
+    on_device_sampling_config: OnDeviceSamplingConfig | None = option(  # noqa: RUF009  # a field
         "dictionary or null",
         "Sample inside the program: `all_greedy` compiles programs that only take the largest "
         "logit; `temperature`, `top_k` and `top_p` are the defaults of requests that name none. "
@@ -260,30 +145,30 @@ class NeuronConfig:
         attrs.validators.optional(attrs.validators.instance_of(OnDeviceSamplingConfig)),
         default=None,
         default_doc="null: sample on the host",
-        converter=_to_on_device_sampling,
+        converter=to_on_device_sampling,
     )
-    enable_structured_outputs: bool = _option(
+    enable_structured_outputs: bool = option(
         "boolean",
         "Programs that sample take a mask of allowed tokens, so that grammars can constrain "
         "them. Sampling on the host needs no such key.",
         "true or false",
-        _boolean,
+        boolean,
         default=False,
     )
-    quantization: None = _planned("string or null", "Weight format, such as `mxfp4`.", None)
-    fp8_packed_kv: bool = _planned("boolean", "Packed layout of an FP8 key cache.", False)
-    ep_degree: int | None = _planned("integer or null", "Expert-parallel degree.", None, 1)
-    attention_dp_size: int = _planned(
+    quantization: None = planned("string or null", "Weight format, such as `mxfp4`.", None)
+    fp8_packed_kv: bool = planned("boolean", "Packed layout of an FP8 key cache.", False)
+    ep_degree: int | None = planned("integer or null", "Expert-parallel degree.", None, 1)
+    attention_dp_size: int = planned(
         "integer", "Shard decode attention over this many data-parallel replicas.", 1
     )
-    embedding_dp_size: int = _planned("integer", "The same for the embedding.", 1)
-    lm_head_dp_size: int = _planned("integer", "The same for the LM head.", 1)
-    mlp_dp_size: int = _planned("integer", "The same for the MLP.", 1)
-    apply_prefill_dcp: bool = _planned(
+    embedding_dp_size: int = planned("integer", "The same for the embedding.", 1)
+    lm_head_dp_size: int = planned("integer", "The same for the LM head.", 1)
+    mlp_dp_size: int = planned("integer", "The same for the MLP.", 1)
+    apply_prefill_dcp: bool = planned(
         "boolean", "Shard a prompt over decode-context-parallel groups.", False
     )
-    tensor_capture: None = _planned("dictionary or null", "Record intermediate tensors.", None)
-    tensor_replacement: None = _planned("dictionary or null", "Inject intermediate tensors.", None)
+    tensor_capture: None = planned("dictionary or null", "Record intermediate tensors.", None)
+    tensor_replacement: None = planned("dictionary or null", "Inject intermediate tensors.", None)
 
     @classmethod
     def from_dict(
@@ -317,7 +202,7 @@ class NeuronConfig:
             max_num_batched_tokens=max_num_batched_tokens,
             tensor_parallel_size=tp,
         )
-        _check_known(values, tuple(field.name for field in attrs.fields(cls)))
+        check_known(values, tuple(field.name for field in attrs.fields(cls)))
         max_tokens = min(max_num_batched_tokens, max_model_len)
         given = {key: value for key, value in values.items() if value is not None}
         given.setdefault(
@@ -328,7 +213,7 @@ class NeuronConfig:
         config = cls(**given)
         if config.compiler == "inductor" and tp > 1:
             rule = "compiles no collectives yet, so tensor_parallel_size must be 1; use 'eager'"
-            _fail("compiler", config.compiler, f"{rule} with {tp} ranks")
+            fail("compiler", config.compiler, f"{rule} with {tp} ranks")
         segments = config.kv_segment_size_buckets
         if segments is not None and values.get("num_batched_tokens_buckets") is None:
             config = attrs.evolve(config, num_batched_tokens_buckets=segments)
@@ -348,14 +233,14 @@ class NeuronConfig:
         if segments is None:
             return
         if segments != self.num_batched_tokens_buckets:
-            _fail(
+            fail(
                 "kv_segment_size_buckets",
                 list(segments),
                 f"must equal num_batched_tokens_buckets={list(self.num_batched_tokens_buckets)}, "
                 "or be left out",
             )
         if block_size and any(size % block_size for size in segments):
-            _fail(
+            fail(
                 "kv_segment_size_buckets",
                 list(segments),
                 f"each must be a multiple of block_size={block_size}; change one of the two, or "
@@ -378,7 +263,7 @@ class NeuronConfig:
         _check_last("num_seqs_buckets", self.num_seqs_buckets, max_num_seqs, "max_num_seqs")
         contexts = self.decode_context_length_buckets
         if contexts is not None and contexts[-1] >= max_model_len:
-            _fail(
+            fail(
                 "decode_context_length_buckets",
                 list(contexts),
                 f"every bucket must be below max_model_len={max_model_len}, which is added "
@@ -427,25 +312,4 @@ def _check_limits(**limits: int) -> None:
 
 def _check_last(name: str, buckets: Sequence[int], limit: int, meaning: str) -> None:
     if buckets[-1] != limit:
-        _fail(name, list(buckets), f"the last bucket must equal {meaning}, which is {limit}")
-
-
-def _check_known(values: object, known: Sequence[str]) -> None:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"neuron_config must be a dictionary, not {values!r}")
-    for key in values:
-        if key not in known:
-            raise ConfigError(_unknown_key(str(key), known))
-
-
-def _unknown_key(key: str, known: Sequence[str]) -> str:
-    message = f"unknown key {key!r} in neuron_config"
-    if key == _SIBLING_SWITCH or key in _SIBLING_NAMESPACES:
-        return f"{message}; it belongs next to neuron_config in additional_config, not inside"
-    for namespace, keys in _SIBLING_NAMESPACES.items():
-        if key in keys:
-            return f"{message}; it belongs to additional_config[{namespace!r}]"
-    nearest = difflib.get_close_matches(key, known, n=1)
-    if nearest:
-        return f"{message}; did you mean {nearest[0]!r}?"
-    return f"{message}; known keys are {', '.join(known)}"
+        fail(name, list(buckets), f"the last bucket must equal {meaning}, which is {limit}")

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from trnport import bootstrap
+from trnport.adapters.cli import estimates
 from trnport.adapters.cli.kernel_examples import example, parse_sizes
 from trnport.adapters.cli.kernel_truth import compared, truth
 from trnport.adapters.cli.text import bullets, section
@@ -65,7 +66,7 @@ def _list(arguments: argparse.Namespace) -> int:
             operator: {
                 "sets": [name for name in have if operator in have[name]],
                 "runs": chosen[operator],
-                "nki_limits": bootstrap.nki_limits(operator),
+                "nki_limits": estimates.nki_limits(operator),
             }
             for operator in operator_names()
         }
@@ -97,7 +98,7 @@ def _operators(
 
 def _limits() -> Iterator[tuple[str, str, str]]:
     for operator in operator_names():
-        for size, most, why in bootstrap.nki_limits(operator):
+        for size, most, why in estimates.nki_limits(operator):
             yield operator, f"{size} <= {most}", why
 
 
@@ -205,7 +206,7 @@ def _run(
 ) -> tuple[Outcome, tuple[Tensor, ...]]:
     own = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     # A fallback is logged, by default to stdout; the coverage below says the same.
-    with capture_logs(), bootstrap.nki_launches(target) as launches:
+    with capture_logs(), estimates.nki_launches(target) as launches:
         started = time.perf_counter()
         results = invoke(kernels, operator, own)
         seconds = time.perf_counter() - started
@@ -226,7 +227,7 @@ def _run(
         relative_error=largest / size if size else largest,
         equal_indices=indices[0] if indices else None,
         seconds=seconds,
-        coverage=bootstrap.kernel_coverage(kernels, operator),
+        coverage=estimates.kernel_coverage(kernels, operator),
         cost=list(launches),
     )
     return outcome, found

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from trnport import bootstrap
+from trnport.adapters.cli import estimates
 from trnport.adapters.cli.text import bullets, section
 from trnport.core.errors import ConfigError
 from trnport.core.kernel_calls import KernelCall, Shape
@@ -42,7 +43,7 @@ def run_roofline(arguments: argparse.Namespace) -> int:
         draw = load_plotter()  # before minutes are spent
     given = Path(arguments.model)
     folder = given.parent if given.name == "config.json" else given
-    estimate = bootstrap.estimate_step(
+    estimate = estimates.estimate_step(
         folder,
         phase=arguments.phase,
         batch=arguments.batch,

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 
-from trnport import bootstrap
+from trnport.adapters.cli import estimates
 from trnport.adapters.nki.adapter import NkiKernels
 from trnport.adapters.nki.execute import Machine
 from trnport.adapters.nki.fallback import KernelLimitError
@@ -262,7 +262,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def step(model: Path, **options: Any) -> StepEstimate:
-    return bootstrap.estimate_step(model, **{"batch": 3, "context": 64, "tp": 2, **options})
+    return estimates.estimate_step(model, **{"batch": 3, "context": 64, "tp": 2, **options})
 
 
 def test_a_step_calls_every_operator_of_every_layer(model: Path) -> None:
