@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "field-cases.md"
 ROWS = re.findall(r"^\| ([A-Z]\d+) \|(.*)\|(.*)\|$", PAGE.read_text(), re.MULTILINE)
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text())))
-NUMBERS = {"B": 9, "K": 7, "P": 8, "M": 10, "O": 3, "Q": 5, "G": 7, "R": 9, "S": 6, "W": 6, "I": 8}
+NUMBERS = dict(zip("BCKPMOQGRSWI", (9, 4, 7, 8, 10, 3, 5, 7, 9, 6, 6, 8), strict=True))
 
 
 @cache

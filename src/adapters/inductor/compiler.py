@@ -142,10 +142,11 @@ class InductorCompiler(Compiler):
         key = _digest(self.cache_key(name, args, kwargs), known, repr(frame), repr(state.forms()))
 
         def make(folder: Path) -> None:
-            log.info("compiling", program=name)
+            log.info("compiling", program=name, key=key[:12])
             lowering.compile_into(folder, graph())
 
         loaded, made = self._load(key, name, make)
+        log.debug("program loaded", program=name, key=key[:12], from_cache=not made)
         self.num_compiled += made
         self.num_cached += not made
         self.seconds += time.monotonic() - started

@@ -97,19 +97,18 @@ class Counter(nn.Module):
     def __init__(self, rows: int = 4) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.arange(float(rows)))
+        self.large = nn.Parameter(torch.zeros(2**18))
         self.again = self.weight
         self.kv_cache = [torch.zeros(rows), torch.zeros(2 * rows)[::2]]
 
     def forward(self, x: Tensor, at: Tensor) -> dict[str, Any]:
         self.kv_cache[0].index_put_((at,), x)
         self.kv_cache[1].add_(self.again)
-        return {"sum": x + self.weight, "rest": [None, 3, (x * 2,)]}
+        return {"sum": x + self.weight + self.large[-1], "rest": [None, 3, (x * 2,)]}
 
 
 @pytest.mark.slow
-def test_state_is_shared_written_in_place_and_may_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_is_shared_written_in_place_and_may_be_replaced(tmp_path: Path) -> None:
     module, cache = Counter(), ProgramCache(tmp_path)
     program = InductorCompiler(cache).compile("count", module, (torch.ones(4), torch.arange(4)))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -123,6 +122,13 @@ def test_state_is_shared_written_in_place_and_may_be_replaced(
     assert module.kv_cache[1].tolist() == [0, 1, 2, 3]
     assert module.kv_cache[0] is held
 
+    # Weights are inputs: they are in no program, and a program sees a change of them.
+    (entry,) = cache.entries()
+    assert entry.num_bytes < module.large.nbytes
+    with torch.no_grad():
+        module.large += 10
+    assert program(x, torch.arange(4))["sum"].tolist() == [11, 13, 15, 17]
+
     module.kv_cache = [torch.zeros(4), torch.zeros(8)[::2]]
     every_second = torch.stack([x, -x], dim=1)[:, 0]  # strides that the program does not know
     program(every_second, torch.arange(4))
@@ -134,7 +140,6 @@ def test_state_is_shared_written_in_place_and_may_be_replaced(
 
     # A file that was damaged without changing its size is compiled again.
     module = Counter()
-    (entry,) = cache.entries()
     damaged = entry.folder / "program.bin"
     damaged.write_bytes(bytes(len(damaged.read_bytes())))
     compiler = InductorCompiler(cache)
