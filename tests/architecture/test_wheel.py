@@ -128,4 +128,4 @@ def test_wheel_names_its_licence_and_dependencies(wheel: Path) -> None:
         for line in metadata.splitlines()
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     }
-    assert core == {"attrs", "safetensors", "structlog", "torch", "transformers"}
+    assert core == {"attrs", "filelock", "safetensors", "structlog", "torch", "transformers"}
