@@ -55,7 +55,7 @@ def replace_programs(engine: Any, seconds: float) -> None:
         time.sleep(seconds)
         return ModelOutput(token_ids=torch.full_like(inputs["sampling_positions"], 5))
 
-    programs = worker._executor._programs
+    programs = worker._executor._programs._programs
     programs.update(dict.fromkeys(programs, program))
 
 
