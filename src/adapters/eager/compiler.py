@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import torch
 
-from trnport.core.errors import UnseenSignatureError
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.signature import difference, signature_of
+from trnport.core.program_table import ProgramTable, require_signature
+from trnport.core.signature import signature_of
 
 
 @attrs.frozen(eq=False)
@@ -35,12 +35,7 @@ class EagerProgram:
         Raises:
             UnseenSignatureError: The call has another signature than the program.
         """
-        signature = signature_of(args, kwargs)
-        if signature != self.signature:
-            raise UnseenSignatureError(
-                f"program {self.name!r} was called with another signature than its own; "
-                f"{difference(self.signature, signature)}"
-            )
+        require_signature(self, args, kwargs)
         return self.function(*args, **kwargs)
 
 
@@ -52,8 +47,7 @@ class EagerCompiler(Compiler):
     """
 
     def __init__(self) -> None:
-        self._programs: dict[tuple[Callable[..., Any], str], EagerProgram] = {}
-        self._sealed = False
+        self._programs: ProgramTable[EagerProgram] = ProgramTable()
 
     def compile(
         self,
@@ -63,15 +57,11 @@ class EagerCompiler(Compiler):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Program:
         """Wrap ``function``; it is not called."""
-        signature = signature_of(args, kwargs)
-        program = self._programs.get((function, signature))
-        if program is not None:
-            return program
-        if self._sealed:
-            raise UnseenSignatureError(self._refusal(name, function, signature))
-        program = EagerProgram(name, function, signature)
-        self._programs[function, signature] = program
-        return program
+
+        def make(signature: str) -> EagerProgram:
+            return EagerProgram(name, function, signature)
+
+        return self._programs.get_or_make(name, function, args, kwargs, make)
 
     def cache_key(
         self, name: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -82,11 +72,4 @@ class EagerCompiler(Compiler):
 
     def seal(self) -> None:
         """Stop accepting new signatures."""
-        self._sealed = True
-
-    def _refusal(self, name: str, function: Callable[..., Any], signature: str) -> str:
-        known = [p for (f, _), p in self._programs.items() if f == function]
-        names = sorted({program.name for program in known})
-        refusal = f"program {name!r} was not compiled before sealing; compiled are {names}"
-        twin = next((program for program in known if program.name == name), None)
-        return refusal if twin is None else f"{refusal}; {difference(twin.signature, signature)}"
+        self._programs.sealed = True

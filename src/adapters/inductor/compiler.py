@@ -23,7 +23,8 @@ from trnport.adapters.inductor.state import State, module_of
 from trnport.adapters.inductor.toolchain import require_toolchain, target
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.signature import difference, signature_of
+from trnport.core.program_table import ProgramTable, require_signature
+from trnport.core.signature import signature_of
 
 log = structlog.get_logger(__name__)
 
@@ -68,9 +69,8 @@ class InductorCompiler(Compiler):
     def __init__(self, store: ProgramStore | None = None) -> None:
         require_toolchain()
         self._store = store or _Forgetful()
-        self._programs: dict[tuple[Callable[..., Any], str], InductorProgram] = {}
+        self._programs: ProgramTable[InductorProgram] = ProgramTable()
         self._states: dict[Any, State] = {}
-        self._sealed = False
         self.num_cached = 0
         self.num_compiled = 0
         self.seconds = 0.0
@@ -88,15 +88,11 @@ class InductorCompiler(Compiler):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Program:
         """Promise a program; its first call compiles it or takes it from the store."""
-        signature = signature_of(args, kwargs)
-        program = self._programs.get((function, signature))
-        if program is not None:
-            return program
-        if self._sealed:
-            raise UnseenSignatureError(self._refusal(name, function, signature))
-        program = InductorProgram(self, name, function, signature)
-        self._programs[function, signature] = program
-        return program
+
+        def make(signature: str) -> InductorProgram:
+            return InductorProgram(self, name, function, signature)
+
+        return self._programs.get_or_make(name, function, args, kwargs, make)
 
     def cache_key(
         self, name: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -106,9 +102,9 @@ class InductorCompiler(Compiler):
 
     def seal(self) -> None:
         """Stop accepting new signatures, and say where the programs came from."""
-        if not self._sealed and (self.num_cached or self.num_compiled):
+        if not self._programs.sealed and (self.num_cached or self.num_compiled):
             log.info(self.summary())
-        self._sealed = True
+        self._programs.sealed = True
 
     def summary(self) -> str:
         """Where the programs came from, as "12 programs from the cache, 0 compiled, 3.1 s"."""
@@ -168,13 +164,6 @@ class InductorCompiler(Compiler):
         # Inductor bakes the number of threads into its loops.
         return (_FORMAT, target(), self.flags, f"{torch.get_num_threads()} threads")
 
-    def _refusal(self, name: str, function: Callable[..., Any], signature: str) -> str:
-        known = [p for (f, _), p in self._programs.items() if f == function]
-        names = sorted({program.name for program in known})
-        refusal = f"program {name!r} was not compiled before sealing; compiled are {names}"
-        twin = next((program for program in known if program.name == name), None)
-        return refusal if twin is None else f"{refusal}; {difference(twin.signature, signature)}"
-
 
 class InductorProgram:
     """One program. It accepts calls of its own signature only.
@@ -221,12 +210,7 @@ class InductorProgram:
         return self._outputs.fill(iter(self._run(*inputs)))
 
     def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        signature = signature_of(args, kwargs)
-        if signature != self.signature:
-            raise UnseenSignatureError(
-                f"program {self.name!r} was called with another signature than its own; "
-                f"{difference(self.signature, signature)}"
-            )
+        require_signature(self, args, kwargs)
         if self._frame is not None:
             raise UnseenSignatureError(
                 f"program {self.name!r} was called with objects shared between its arguments "

@@ -22,7 +22,8 @@ from trnport.adapters.neuronx.lowering import (
 from trnport.adapters.neuronx.rewritten import Rewritten, rewrite
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.signature import difference, signature_of
+from trnport.core.program_table import ProgramTable, require_signature
+from trnport.core.signature import signature_of
 
 
 @attrs.frozen
@@ -83,12 +84,7 @@ class NeuronxProgram:
                 function looked at something else that has changed since it was traced.
             CompilationError: At the first call: the graph cannot be rewritten or compiled.
         """
-        signature = signature_of(args, kwargs)
-        if signature != self.signature:
-            raise UnseenSignatureError(
-                f"program {self.name!r} was called with another signature than its own; "
-                f"{difference(self.signature, signature)}"
-            )
+        require_signature(self, args, kwargs)
         return self._call(*args, **kwargs)
 
     def _compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -140,8 +136,7 @@ class NeuronxCompiler(Compiler):
         self._settings = settings or Settings()
         self._lower = lower or neuron
         self._compile_only = compile_only
-        self._programs: dict[tuple[Callable[..., Any], str], NeuronxProgram] = {}
-        self._sealed = False
+        self._programs: ProgramTable[NeuronxProgram] = ProgramTable()
 
     @property
     def flags(self) -> str:
@@ -151,7 +146,7 @@ class NeuronxCompiler(Compiler):
     @property
     def programs(self) -> tuple[NeuronxProgram, ...]:
         """Programs in order of compilation."""
-        return tuple(self._programs.values())
+        return tuple(self._programs)
 
     def compile(
         self,
@@ -161,16 +156,13 @@ class NeuronxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Program:
         """Prepare a program; it is traced and compiled when it is first called."""
-        signature = signature_of(args, kwargs)
-        program = self._programs.get((function, signature))
-        if program is not None:
+
+        def make(signature: str) -> NeuronxProgram:
+            program = NeuronxProgram(name, signature, self._settings, self._build)
+            program.trace(function)
             return program
-        if self._sealed:
-            raise UnseenSignatureError(self._refusal(name, function, signature))
-        program = NeuronxProgram(name, signature, self._settings, self._build)
-        program.trace(function)
-        self._programs[function, signature] = program
-        return program
+
+        return self._programs.get_or_make(name, function, args, kwargs, make)
 
     def cache_key(
         self, name: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -185,15 +177,8 @@ class NeuronxCompiler(Compiler):
 
     def seal(self) -> None:
         """Stop accepting new signatures."""
-        self._sealed = True
+        self._programs.sealed = True
 
     def _build(self, rewritten: Rewritten, inputs: Sequence[Any]) -> Callable[..., Any]:
         executable = self._lower(rewritten, inputs)
         return shapes_only(rewritten) if self._compile_only else aliased(rewritten, executable)
-
-    def _refusal(self, name: str, function: Callable[..., Any], signature: str) -> str:
-        known = [p for (f, _), p in self._programs.items() if f == function]
-        names = sorted({program.name for program in known})
-        refusal = f"program {name!r} was not compiled before sealing; compiled are {names}"
-        twin = next((program for program in known if program.name == name), None)
-        return refusal if twin is None else f"{refusal}; {difference(twin.signature, signature)}"
