@@ -11,12 +11,13 @@ every rank holds all rows and an all-reduce takes the place of both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import structlog
 import torch
 from torch import Tensor, nn
 
+from trnport.core.config import NeuronConfig
 from trnport.core.context import ModelContext
 from trnport.core.functional import (
     attention,
@@ -114,6 +115,14 @@ class DecoderLayer(nn.Module):
         h = h + reduce_tokens(self.self_attn(x, rope, positions, metadata), self.tp, metadata)
         x = gather_tokens(self.post_attention_layernorm(h), self.tp, metadata)
         return h + reduce_tokens(self.mlp(x), self.tp, metadata)
+
+
+class ReadableConfig(Protocol):
+    """A configuration that knows how to read itself."""
+
+    @classmethod
+    def from_hf(cls, hf_config: Any) -> DecoderConfig:
+        """Read a Transformers configuration, or the dictionary in config.json."""
 
 
 class DecoderModel(nn.Module):
@@ -238,3 +247,44 @@ class DecoderModel(nn.Module):
         """Give each layer its ``[k_cache, v_cache]``."""
         for layer in self.layers:
             layer.self_attn.kv_cache = kv_caches[layer.name]
+
+
+class DecoderFactory:
+    """Entry point of a decoder model: a class named after the Hugging Face architecture.
+
+    Attributes:
+        config_type: Reads the model's configuration.
+        attention_type: The attention of every layer.
+        mapping: Where the parameters stand in a checkpoint.
+    """
+
+    config_type: ClassVar[type[ReadableConfig]]
+    attention_type: ClassVar[type[DecoderAttention]] = DecoderAttention
+    mapping: ClassVar[Mapping] = staticmethod(decoder_mapping)
+
+    @classmethod
+    def from_configs(
+        cls,
+        hf_config: Any,
+        neuron_config: NeuronConfig,
+        *,
+        context: ModelContext,
+        dtype: torch.dtype,
+    ) -> DecoderModel:
+        """Build the model on the meta device.
+
+        Args:
+            hf_config: A Transformers configuration or the dictionary in config.json.
+            neuron_config: Validated settings. Nothing in them changes these models yet.
+            context: The ports.
+            dtype: Dtype of weights, activations and cache.
+
+        Raises:
+            UnsupportedConfigError: The message names the field that is not implemented.
+        """
+        del neuron_config
+        config = cls.config_type.from_hf(hf_config)
+        with torch.device("meta"):
+            return DecoderModel(
+                config, context, dtype, attention_type=cls.attention_type, mapping=cls.mapping
+            )

@@ -3,38 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from trnport.core.config import NeuronConfig
-from trnport.core.context import ModelContext
-from trnport.core.nn.decoder import DecoderModel
+from trnport.core.nn.decoder import DecoderFactory
 from trnport.models.llama.config import LlamaConfig
 
 
-class LlamaForCausalLM:
-    """Builds the Llama implementation that a configuration asks for."""
+class LlamaForCausalLM(DecoderFactory):
+    """Builds the Llama that a configuration asks for."""
 
-    @classmethod
-    def from_configs(
-        cls,
-        hf_config: Any,
-        neuron_config: NeuronConfig,
-        *,
-        context: ModelContext,
-        dtype: torch.dtype,
-    ) -> DecoderModel:
-        """Build a Llama on the meta device.
-
-        Args:
-            hf_config: A Transformers configuration or the dictionary in config.json.
-            neuron_config: Validated settings. Nothing in them changes this model yet.
-            context: The ports.
-            dtype: Dtype of weights, activations and cache.
-
-        Raises:
-            UnsupportedConfigError: The message names the field that is not implemented.
-        """
-        with torch.device("meta"):
-            return DecoderModel(LlamaConfig.from_hf(hf_config), context, dtype)
+    config_type = LlamaConfig

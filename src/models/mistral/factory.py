@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from trnport.core.config import NeuronConfig
-from trnport.core.context import ModelContext
 from trnport.core.hf_config import as_mapping, refuse_unknown_fields
-from trnport.core.nn.decoder import DecoderModel
+from trnport.core.nn.decoder import DecoderFactory
 from trnport.core.nn.decoder_config import (
     SHARED_FIELDS,
     DecoderConfig,
@@ -40,29 +36,7 @@ class MistralConfig(DecoderConfig):
         return cls(**shared, sliding_windows=checked_windows(windows))
 
 
-class MistralForCausalLM:
+class MistralForCausalLM(DecoderFactory):
     """Builds the Mistral that a configuration asks for."""
 
-    @classmethod
-    def from_configs(
-        cls,
-        hf_config: Any,
-        neuron_config: NeuronConfig,
-        *,
-        context: ModelContext,
-        dtype: torch.dtype,
-    ) -> DecoderModel:
-        """Build a Mistral on the meta device.
-
-        Args:
-            hf_config: A Transformers configuration or the dictionary in config.json.
-            neuron_config: Validated settings. Nothing in them changes this model yet.
-            context: The ports.
-            dtype: Dtype of weights, activations and cache.
-
-        Raises:
-            UnsupportedConfigError: The message names the field that is not implemented.
-        """
-        config = MistralConfig.from_hf(hf_config)
-        with torch.device("meta"):
-            return DecoderModel(config, context, dtype)
+    config_type = MistralConfig
