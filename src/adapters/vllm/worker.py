@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -175,7 +176,7 @@ class NeuronWorker(WorkerBase):
         With asynchronous scheduling the step is only queued.
         """
         if self._pooling is not None:
-            with self._telemetry.step(scheduler_output):
+            with self._around(scheduler_output):
                 return self._pooling.execute(scheduler_output)
         execute = self._thread.execute if self._thread else self._execute
         return None if execute(scheduler_output) else EMPTY_MODEL_RUNNER_OUTPUT
@@ -221,10 +222,14 @@ class NeuronWorker(WorkerBase):
         self._caches = {}
 
     def _execute(self, schedule: SchedulerOutput) -> bool:
+        with self._around(schedule):
+            return self._runner.execute(schedule)
+
+    def _around(self, schedule: SchedulerOutput) -> AbstractContextManager[None]:
+        """What every step needs, whoever runs it: its block copies, then its telemetry."""
         if schedule.kv_cache_block_copies:
             copy_blocks(self._caches, schedule.kv_cache_block_copies)
-        with self._telemetry.step(schedule):
-            return self._runner.execute(schedule)
+        return self._telemetry.step(schedule)
 
     def _end_if_unheard(self, error: Exception) -> None:
         """End this process where vLLM would not learn of a failure.
