@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
@@ -84,6 +85,9 @@ class DeviceThread:
 
     def sample(self, grammar: GrammarOutput | None) -> PendingOutput:
         """Queue the second half of the step that was queued last."""
+        if grammar is not None:
+            # vLLM fills one and the same array for every step, perhaps before this one is run.
+            grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         return PendingOutput(self._thread.submit(self._guarded, self._sample, grammar))
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ class Steps:
         return self._record(("execute", schedule.step))
 
     def sample(self, grammar):
-        return self._record(("sample", grammar))
+        return self._record(("sample", int(grammar.grammar_bitmask[0, 0])))
 
     def _record(self, call):
         self.gate.wait(10)
@@ -190,6 +190,17 @@ class Steps:
         self.calls.append(call)
         self.threads.add(threading.current_thread())
         return call
+
+
+class Masks:
+    """Fills one array for every step, as vLLM does."""
+
+    def __init__(self):
+        self.words = np.zeros((1, 1), dtype=np.int32)
+
+    def of(self, number):
+        self.words[0, 0] = number
+        return GrammarOutput(["r"], self.words)
 
 
 def step(number, tokens=1):
@@ -203,12 +214,12 @@ def start(steps):
 
 
 def test_steps_are_queued_at_once_and_run_in_order():
-    steps = Steps()
+    steps, masks = Steps(), Masks()
     thread, failures = start(steps)
     outputs = []
     for number in range(3):
         assert thread.execute(step(number)) is True
-        outputs.append(thread.sample(number))
+        outputs.append(thread.sample(masks.of(number)))
     assert not steps.calls, "nothing could have run yet"
     steps.gate.set()
     assert outputs[2].get_output() == ("sample", 2)
@@ -223,12 +234,12 @@ def test_steps_are_queued_at_once_and_run_in_order():
 
 @pytest.mark.parametrize("half", ["execute", "sample"])
 def test_a_failure_reaches_whoever_waits_and_nothing_runs_after_it(half):
-    steps = Steps(fail_at=(half, 1))
+    steps, masks = Steps(fail_at=(half, 1)), Masks()
     thread, failures = start(steps)
     outputs = []
     for number in range(3):
         thread.execute(step(number))
-        outputs.append(thread.sample(number))
+        outputs.append(thread.sample(masks.of(number)))
     steps.gate.set()
     assert outputs[0].get_output() == ("sample", 0)
     for output in outputs[1:]:
