@@ -83,7 +83,23 @@ def load_nki(name: str) -> Any:
         ) from error
 
 
-KERNEL_SETS = KernelSets({"torch_cpu": TorchCpuKernels, "nki": nki_kernels})
+def native_kernels() -> Kernels:
+    """C++ kernels for this machine's CPU, compiled at the first use and kept.
+
+    Raises:
+        ConfigError: There is no C++ compiler.
+        CompilationError: It failed.
+    """
+    from trnport.adapters.inductor import toolchain
+    from trnport.adapters.native import NativeKernels, load
+
+    load(program_cache(), toolchain.require_toolchain("kernels='native'"), toolchain.target())
+    return NativeKernels(TorchCpuKernels())
+
+
+KERNEL_SETS = KernelSets(
+    {"torch_cpu": TorchCpuKernels, "native": native_kernels, "nki": nki_kernels}
+)
 """Every set of kernels by name; :meth:`KernelSets.register` adds one."""
 
 

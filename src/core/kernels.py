@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from trnport.core.errors import ConfigError
 from trnport.core.ports.kernels import Kernels
@@ -40,10 +43,18 @@ def with_operator(base: Kernels, **operators: Callable[..., Any]) -> Kernels:
     parts = {name: getattr(base, name) for name in operator_names()} | operators
     labels = [f"{name}:{_label(function)}" for name, function in operators.items()]
     members: dict[str, Any] = {name: staticmethod(part) for name, part in parts.items()}
+    members["pack"] = staticmethod(functools.partial(_pack_for_owner, parts))
     composed = type("ComposedKernels", (Kernels,), {**members, "__doc__": with_operator.__doc__})
     kernels: Kernels = composed()
     kernels.name = "+".join([base.name, *labels])
     return kernels
+
+
+def _pack_for_owner(
+    parts: Mapping[str, Callable[..., Any]], operator: str, weight: Tensor
+) -> Tensor:
+    owner = getattr(parts[operator], "__self__", None)
+    return owner.pack(operator, weight) if isinstance(owner, Kernels) else weight
 
 
 def _check_operator(name: str, function: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.adapters.native.packing import PackingKernels
 from tests.contracts.processes import GlooWorld
 from trnport import bootstrap
 from trnport.adapters.eager import EagerCompiler
@@ -58,11 +59,18 @@ class InThisThread:
 NKI = NkiKernels(TorchCpuKernels(), strict=True)
 """Refuses what its kernels cannot take, so that no case passes on another adapter's result."""
 
+
+def _native() -> Kernels:
+    bootstrap.kernels("native")  # makes its operators known to torch
+    return PackingKernels(TorchCpuKernels())
+
+
 KERNELS: dict[str, Callable[[], Kernels]] = {
     "torch_cpu": TorchCpuKernels,
     "recording": lambda: RecordingKernels(TorchCpuKernels()),
     "poisoning": lambda: PoisoningKernels(TorchCpuKernels()),
     "nki": lambda: NKI,
+    "native": _native,
 }
 # Sets that packages bring, such as CONTRACT_KERNELS="mine torch_cpu+mlp:mine".
 KERNELS |= {

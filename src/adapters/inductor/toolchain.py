@@ -16,17 +16,26 @@ import torch
 from trnport.core.errors import ConfigError
 
 
-def require_toolchain() -> None:
-    """Check that there is a C++ compiler.
+def require_toolchain(setting: str = "compiler='inductor'") -> str:
+    """Find the C++ compiler.
+
+    Args:
+        setting: What needs it, for the message.
+
+    Returns:
+        Its path.
 
     Raises:
         ConfigError: There is none.
     """
-    if cxx() is None:
+    path = cxx()
+    if path is None:
         raise ConfigError(
-            "neuron_config.compiler='inductor' needs a C++ compiler, and there is none: install "
-            "g++ (Debian, Ubuntu: apt-get install g++), set CXX, or use compiler='eager'"
+            f"neuron_config.{setting} needs a C++ compiler, and there is none: install g++ "
+            "(Debian, Ubuntu: apt-get install g++), set CXX, or use compiler='eager' and "
+            "kernels='torch_cpu'"
         )
+    return path
 
 
 def cxx() -> str | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
-from trnport.core.nn.parameter import parameter
+from trnport.core.nn.parameter import pack, parameter
 from trnport.core.parallel.sharding import HeadSharding
 from trnport.core.weights import (
     first_rank_weight_loader,
@@ -45,6 +45,10 @@ class QKVProjection(nn.Module):
             else None
         )
 
+    def pack_weights(self) -> None:
+        """Order the weights as the kernels read them fastest."""
+        pack(self, self.kernels, "qkv_proj", "weight")
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``[T, H]`` to q ``[T, Hq, D]``, k ``[T, Hk, D]`` and v ``[T, Hk, D]``."""
         qkv = self.kernels.qkv_proj(x, self.weight, self.bias)
@@ -77,6 +81,10 @@ class OutputProjection(nn.Module):
         self.bias = (
             parameter(hidden_size, dtype=dtype, loader=first_rank_weight_loader()) if bias else None
         )
+
+    def pack_weights(self) -> None:
+        """Order the weights as the kernels read them fastest."""
+        pack(self, self.kernels, "o_proj", "weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, Hq, D]`` to this rank's partial sum ``[T, H]``."""

@@ -33,6 +33,7 @@ from trnport.core.nn.decoder_weights import checkpoint_prefix, decoder_mapping
 from trnport.core.nn.embedding import LMHead, VocabDimShardedEmbedding
 from trnport.core.nn.mlp import GatedMLP
 from trnport.core.nn.norm import RMSNorm
+from trnport.core.nn.parameter import pack_weights
 from trnport.core.nn.rope import RotaryEmbedding
 from trnport.core.parallel import HeadSharding
 from trnport.core.ports.weights import WeightSource
@@ -222,6 +223,7 @@ class DecoderModel(nn.Module):
         conflict = head and tied.conflict(head.weight, self.embed_tokens.weight)
         if conflict:
             log.warning(conflict)
+        pack_weights(self)
 
     def get_kv_spec(self) -> KVSpec:
         """Cache needs of this rank."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
 from trnport.core.metadata import ModelOutput, SamplingInputs
-from trnport.core.nn.parameter import parameter
+from trnport.core.nn.parameter import pack, parameter
 from trnport.core.nn.sampler import Sampler
 from trnport.core.parallel.sharding import padded_shard_size
 from trnport.core.weights import sharding_weight_loader_with_padding
@@ -65,6 +65,10 @@ class LMHead(nn.Module):
                 1, columns, tp, full_size=vocab_size, is_storage_transposed=True
             ),
         )
+
+    def pack_weights(self) -> None:
+        """Order the weights as the kernels read them fastest."""
+        pack(self, self.kernels, "linear", "weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[n, hidden_size]`` to ``[n, vocab_size]``, gathered over the ranks."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trnport.core.context import ModelContext
-from trnport.core.nn.parameter import parameter
+from trnport.core.nn.parameter import pack, parameter
 from trnport.core.parallel.sharding import padded_shard_size
 from trnport.core.weights import (
     WeightLoader,
@@ -50,6 +50,10 @@ class GatedMLP(nn.Module):
             self.up_bias = parameter(width, dtype=dtype, loader=shard(0, transposed=False))
             # The ranks' results are summed, so one rank alone may add the bias.
             self.down_bias = parameter(hidden_size, dtype=dtype, loader=first_rank_weight_loader())
+
+    def pack_weights(self) -> None:
+        """Order the weights as the kernels read them fastest."""
+        pack(self, self.kernels, "mlp", "gate_weight", "up_weight", "down_weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` to this rank's partial sum ``[T, H]``."""

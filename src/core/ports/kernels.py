@@ -28,6 +28,22 @@ class Kernels(abc.ABC):
     name: str
     """Short name for reports, such as "torch_cpu"."""
 
+    def pack(self, operator: str, weight: Tensor) -> Tensor:
+        """Bring a linear weight into the order in which an operator reads it fastest.
+
+        A model does this once to each weight it has loaded, so that all its programs share the
+        result. The operator takes either form.
+
+        Args:
+            operator: "qkv_proj", "o_proj", "mlp" or "linear".
+            weight: ``[in, out]``.
+
+        Returns:
+            A tensor that means something to this operator alone, or ``weight`` itself.
+        """
+        del operator
+        return weight
+
     @abc.abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square normalisation of each row (Zhang and Sennrich, 2019).

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in C++ for the host's CPU: packed bf16 weights, attention that reads the cache in place.
+
+What they cannot take is computed by the set they are given. ``docs/decisions.md`` says what was
+measured before there was any C++ here.
+"""
+
+from trnport.adapters.native.kernels import NativeKernels
+from trnport.adapters.native.library import load
+
+__all__ = ["NativeKernels", "load"]
