@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ``vllm serve`` makes the processes of its engine: by fork, which halves a warm start.
+"""How the first process of ``vllm serve`` starts, and makes the others: by fork.
 
 A spawned process imports vLLM and PyTorch anew, six seconds of processor time for each one.
 vLLM 0.33 ends OpenMP's threads before it forks, and a server has run no model by then. In
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -31,11 +32,31 @@ def choose_start_method() -> None:
 
     vLLM's command line chooses spawn once its modules are imported; our plugin is asked before.
     """
-    is_serve = _COMMAND_LINE in sys.modules and sys.argv[1:2] == ["serve"]
-    if not is_serve or METHOD in os.environ or multiprocessing.parent_process() is not None:
+    if not is_server() or METHOD in os.environ:
         return
     os.environ[METHOD] = "fork"
     separate_children()
+
+
+def pause_collector() -> None:
+    """Spare a server the search for garbage among a million objects that its imports make.
+
+    It goes on with the first configuration, see :func:`resume_collector`.
+    """
+    if is_server():
+        gc.disable()
+
+
+def resume_collector() -> None:
+    """Collect garbage again; the imports are over."""
+    if is_server():
+        gc.enable()
+
+
+def is_server() -> bool:
+    """Whether this is the first process of ``vllm serve``."""
+    is_command = _COMMAND_LINE in sys.modules and sys.argv[1:2] == ["serve"]
+    return is_command and multiprocessing.parent_process() is None
 
 
 def separate_children() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a server's processes come to be, and that they do not outlive it."""
 
+import gc
 import os
 import signal
 import socket
@@ -103,3 +104,16 @@ def test_a_killed_server_leaves_neither_process_nor_port(how):
             os.kill(child, signal.SIGKILL)
     # Without our part the child lives on with the port, so the test can fail.
     assert (refused, survived) == ((True, False) if how == "separate" else (False, True))
+
+
+def test_a_server_collects_no_garbage_during_its_imports(process, monkeypatch):
+    try:
+        start_method.pause_collector()
+        assert not gc.isenabled()
+        start_method.resume_collector()
+        assert gc.isenabled()
+        monkeypatch.setattr(sys, "argv", ["script"])
+        start_method.pause_collector()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
