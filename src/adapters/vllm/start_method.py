@@ -55,8 +55,10 @@ def resume_collector() -> None:
 
 def is_server() -> bool:
     """Whether this is the first process of ``vllm serve``."""
-    is_command = _COMMAND_LINE in sys.modules and sys.argv[1:2] == ["serve"]
-    return is_command and multiprocessing.parent_process() is None
+    # As `python -m`, the module is known as __main__ only.
+    run_as = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "")
+    is_command = _COMMAND_LINE in sys.modules or run_as == _COMMAND_LINE
+    return is_command and sys.argv[1:2] == ["serve"] and multiprocessing.parent_process() is None
 
 
 def separate_children() -> None:

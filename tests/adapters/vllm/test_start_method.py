@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,15 @@ def test_a_server_forks(process, monkeypatch):
     assert os.environ[METHOD] == "fork" and len(process) == 1
     start_method.choose_start_method()
     assert len(process) == 1
+    monkeypatch.delenv(METHOD)
+
+
+def test_a_server_run_as_a_module_forks(process, monkeypatch):
+    monkeypatch.delitem(sys.modules, "vllm.entrypoints.cli.main")
+    spec = SimpleNamespace(name="vllm.entrypoints.cli.main")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    start_method.choose_start_method()
+    assert os.environ[METHOD] == "fork"
     monkeypatch.delenv(METHOD)
 
 
