@@ -133,15 +133,43 @@ def test_one_slice_need_not_be_a_tuple(case: Case) -> None:
     assert_same(case.source.open("a.matrix")[:], case.tensors["a.matrix"])
 
 
+def boxes(data: st.DataObject, shape: torch.Size) -> tuple[slice, ...]:
+    box = []
+    for size in shape[: data.draw(st.integers(0, len(shape)))]:
+        start = data.draw(st.integers(0, size))
+        box.append(slice(start, data.draw(st.integers(start, size))))
+    return tuple(box)
+
+
 @given(data=st.data())
 def test_a_slice_equals_the_slice_of_the_whole(case: Case, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(case.tensors)))
     tensor = case.tensors[name]
-    box = []
-    for size in tensor.shape[: data.draw(st.integers(0, tensor.dim()))]:
-        start = data.draw(st.integers(0, size))
-        box.append(slice(start, data.draw(st.integers(start, size))))
-    assert_same(case.source.open(name)[tuple(box)], tensor[tuple(box)])
+    box = boxes(data, tensor.shape)
+    case.source.open(name).announce(box)
+    assert_same(case.source.open(name)[box], tensor[box])
+
+
+@given(data=st.data(), transposed=st.booleans(), dtype=st.sampled_from([None, torch.float32]))
+def test_a_box_can_be_read_into_a_part_of_a_larger_tensor(
+    case: Case, data: st.DataObject, transposed: bool, dtype: torch.dtype | None
+) -> None:
+    name = data.draw(st.sampled_from(sorted(case.tensors)))
+    tensor = case.tensors[name]
+    box = boxes(data, tensor.shape)
+    expected = tensor[box].to(dtype or tensor.dtype)
+    shape = [size + 2 for size in expected.shape]
+    swapped = transposed and len(shape) > 1
+    if swapped:
+        shape[-2:] = reversed(shape[-2:])
+    around = torch.zeros(shape, dtype=expected.dtype)
+    inner = around.mT if swapped else around
+    out = inner[tuple(slice(1, 1 + size) for size in expected.shape)]
+    case.source.open(name).read_into(box, out)
+    assert_same(out, expected)
+    # Cast, since float8 cannot be summed; every entry outside the box is still zero.
+    entries = around.to(torch.float64)
+    assert entries.count_nonzero() == expected.to(torch.float64).count_nonzero()
 
 
 def test_a_read_belongs_to_the_caller(case: Case) -> None:
@@ -180,8 +208,11 @@ def test_an_index_outside_the_tensor_is_an_error_and_never_clamped(
     case: Case, index: slice
 ) -> None:
     assert tuple(case.source.info("a.matrix").shape) == (5, 6)
+    view = case.source.open("a.matrix")
     with pytest.raises(IndexError):
-        case.source.open("a.matrix")[index]
+        view[index]
+    with pytest.raises(IndexError):
+        view.read_into(index, torch.empty(5, 6))
 
 
 def test_several_threads_may_read(case: Case) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import attrs
 import torch
@@ -36,7 +37,7 @@ class RecordingSlice:
 
     name: str
     inner: TensorSlice
-    on_read: Callable[[WeightRead, Tensor], Tensor]
+    source: RecordingWeightSource
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,9 +52,23 @@ class RecordingSlice:
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
         """Read a box and report it."""
         tensor = self.inner[index]
+        self.source.note_read(self._read(index), tensor)
+        return tensor
+
+    def read_into(self, index: slice | tuple[slice, ...], out: Tensor) -> None:
+        """Read a box to where it is wanted and report it."""
+        self.inner.read_into(index, out)
+        self.source.note_read(self._read(index), out)
+
+    def announce(self, index: slice | tuple[slice, ...]) -> None:
+        """Pass it on and report it."""
+        self.inner.announce(index)
+        self.source.announced.append(self._read(index))
+
+    def _read(self, index: slice | tuple[slice, ...]) -> WeightRead:
         box = resolve_box(index, self.shape)
-        read = WeightRead(self.name, box, tensor.numel() * tensor.element_size())
-        return self.on_read(read, tensor)
+        count = math.prod(stop - start for start, stop in box)
+        return WeightRead(self.name, box, count * self.dtype.itemsize)
 
 
 class RecordingWeightSource(WeightSource):
@@ -84,6 +99,7 @@ class RecordingWeightSource(WeightSource):
         self.failing = set(failing)
         self.poisoned = set(poisoned)
         self.reads: list[WeightRead] = []
+        self.announced: list[WeightRead] = []
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -96,7 +112,7 @@ class RecordingWeightSource(WeightSource):
 
     def open(self, name: str) -> TensorSlice:
         """A recording view. KeyError when there is no such tensor."""
-        return RecordingSlice(name, self.inner.open(name), self._on_read)
+        return RecordingSlice(name, self.inner.open(name), self)
 
     def bytes_read(self, name: str | None = None) -> int:
         """Bytes read so far, of one tensor or of all."""
@@ -106,16 +122,20 @@ class RecordingWeightSource(WeightSource):
         """Forget the reads so far."""
         with self._lock:
             self.reads.clear()
+            self.announced.clear()
 
-    def _on_read(self, read: WeightRead, tensor: Tensor) -> Tensor:
+    def note_read(self, read: WeightRead, tensor: Tensor) -> None:
+        """Record a read, and spoil its result if that was asked for.
+
+        Raises:
+            CheckpointError: The tensor is one of ``failing``.
+        """
         with self._lock:
             self.reads.append(read)
         if read.name in self.failing:
             raise CheckpointError(f"{read.name}: made to fail by RecordingWeightSource")
         if read.name in self.poisoned:
-            is_float = tensor.is_floating_point()
-            return torch.full_like(tensor, torch.nan if is_float else _largest(tensor.dtype))
-        return tensor
+            tensor.fill_(torch.nan if tensor.is_floating_point() else _largest(tensor.dtype))
 
 
 def _largest(dtype: torch.dtype) -> int:

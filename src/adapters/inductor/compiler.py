@@ -22,7 +22,7 @@ from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State, module_of
 from trnport.adapters.inductor.toolchain import require_toolchain, target
 from trnport.core.errors import UnseenSignatureError
-from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.ports.compiler import Compiler, Origins, Program
 from trnport.core.program_table import ProgramTable, require_signature
 from trnport.core.signature import signature_of
 
@@ -79,6 +79,11 @@ class InductorCompiler(Compiler):
     def flags(self) -> str:
         """Inductor's options."""
         return ", ".join(f"{name}={value}" for name, value in lowering.OPTIONS.items())
+
+    @property
+    def origins(self) -> Origins:
+        """Programs from the store, and those compiled."""
+        return Origins(self.num_cached, self.num_compiled, self.seconds)
 
     def compile(
         self,

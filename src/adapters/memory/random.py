@@ -47,6 +47,13 @@ class RandomSlice:
         whole = torch.randn(self.shape, generator=generator) * self.std + self.mean
         return whole[tuple(slice(*edges) for edges in box)].to(self.dtype, copy=True).contiguous()
 
+    def read_into(self, index: slice | tuple[slice, ...], out: Tensor) -> None:
+        """Copy a box to where it is wanted; IndexError when it leaves the tensor."""
+        out.copy_(self[index])
+
+    def announce(self, index: slice | tuple[slice, ...]) -> None:
+        """Nothing has to come from anywhere."""
+
 
 class RandomWeightSource(WeightSource):
     """Normally distributed tensors that depend on their name and the seed alone.

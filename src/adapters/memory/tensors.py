@@ -35,6 +35,14 @@ class InMemorySlice:
         part = self.tensor[tuple(slice(*edges) for edges in box)]
         return part.clone(memory_format=torch.contiguous_format)
 
+    def read_into(self, index: slice | tuple[slice, ...], out: Tensor) -> None:
+        """Copy a box to where it is wanted; IndexError when it leaves the tensor."""
+        box = resolve_box(index, self.shape)
+        out.copy_(self.tensor[tuple(slice(*edges) for edges in box)])
+
+    def announce(self, index: slice | tuple[slice, ...]) -> None:
+        """Everything is in memory already."""
+
 
 class InMemoryWeightSource(WeightSource):
     """Named tensors held in memory, of any shapes and dtypes."""

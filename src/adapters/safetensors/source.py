@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trnport.adapters.safetensors.layout import find_files
+from trnport.adapters.safetensors.mapped import Entry, MappedFile
 from trnport.core.errors import CheckpointError
 from trnport.core.ports.weights import TensorInfo, TensorSlice, WeightSource
 from trnport.core.weights import resolve_box, unknown_tensor
@@ -45,26 +46,45 @@ GIT_LFS_POINTER = b"version https://git-lfs"
 class SafetensorsSlice:
     """A lazy view of one stored tensor; every read is a copy that the caller owns.
 
-    A view of the mapped file would be cheaper, but would break when the file is replaced
+    A view of the mapped file would be cheaper, but would break when the file is changed
     under a running server.
     """
 
     name: str
-    file: Path
-    handle: Any
+    file: MappedFile
     shape: tuple[int, ...]
     dtype: torch.dtype
+    start: int
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
         """Read a box; IndexError when it leaves the tensor."""
         box = resolve_box(index, self.shape)
-        if any(start == stop for start, stop in box):
-            return torch.empty([stop - start for start, stop in box], dtype=self.dtype)
-        try:
-            part: Tensor = self.handle.get_slice(self.name)[tuple(slice(*edges) for edges in box)]
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.file}: cannot read {self.name} ({error})") from error
-        return part.clone(memory_format=torch.contiguous_format)
+        out = torch.empty([stop - start for start, stop in box], dtype=self.dtype)
+        self.read_into(index, out)
+        return out
+
+    def read_into(self, index: slice | tuple[slice, ...], out: Tensor) -> None:
+        """Read a box to where it is wanted; IndexError when it leaves the tensor."""
+        source = self._view(index)
+        if source.shape != out.shape:
+            raise ValueError(f"{self.name}: a box of {source.shape} does not fill {out.shape}")
+        if out.numel():
+            self.file.copy(source, out)
+
+    def announce(self, index: slice | tuple[slice, ...]) -> None:
+        """Have a box fetched from disk; IndexError when it leaves the tensor."""
+        if math.prod(self.shape):
+            self.file.announce(self._view(index))
+
+    def _view(self, index: slice | tuple[slice, ...]) -> Tensor:
+        box = resolve_box(index, self.shape)
+        count = math.prod(self.shape)
+        if count == 0:
+            whole = torch.empty(self.shape, dtype=self.dtype)
+        else:
+            num_bytes = count * self.dtype.itemsize
+            whole = self.file.view(self.start, num_bytes, self.dtype).view(self.shape)
+        return whole[tuple(slice(*edges) for edges in box)]
 
 
 class SafetensorsWeightSource(WeightSource):
@@ -89,7 +109,7 @@ class SafetensorsWeightSource(WeightSource):
             for view in _views(file, listed):
                 if view.name in found:
                     raise CheckpointError(
-                        f"{view.name} is in both {found[view.name].file} and {file}; "
+                        f"{view.name} is in both {found[view.name].file.path} and {file}; "
                         "keep one of the files"
                     )
                 found[view.name] = view
@@ -119,20 +139,22 @@ class SafetensorsWeightSource(WeightSource):
 
 def _views(file: Path, listed: frozenset[str] | None) -> list[SafetensorsSlice]:
     """The tensors of one file, of those that the index lists if there is an index."""
-    handle = _open(file)
-    stored = set(handle.keys())
-    missing = sorted((listed or frozenset()) - stored)
+    mapped = _open(file)
+    entries = mapped.entries()
+    missing = sorted((listed or frozenset()) - entries.keys())
     if missing:
         raise CheckpointError(
             f"{file} lacks tensors that the index places in it: {', '.join(missing)}; "
             "file and index are of different downloads"
         )
-    return [_view(name, file, handle) for name in (stored if listed is None else listed)]
+    names = entries.keys() if listed is None else listed
+    return [_view(name, mapped, entries[name]) for name in names]
 
 
-def _open(file: Path) -> Any:
+def _open(file: Path) -> MappedFile:
     try:
-        return safe_open(file, framework="pt")
+        with safe_open(file, framework="pt"):  # it checks the header
+            return MappedFile(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged: {error}; {_way_out(file)}") from error
 
@@ -148,9 +170,8 @@ def _way_out(file: Path) -> str:
     return "download it again"
 
 
-def _view(name: str, file: Path, handle: Any) -> SafetensorsSlice:
-    header = handle.get_slice(name)
-    dtype = DTYPES.get(header.get_dtype())
+def _view(name: str, file: MappedFile, entry: Entry) -> SafetensorsSlice:
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
-        raise CheckpointError(f"{file}: {name} has dtype {header.get_dtype()}, which torch lacks")
-    return SafetensorsSlice(name, file, handle, tuple(header.get_shape()), dtype)
+        raise CheckpointError(f"{file.path}: {name} has dtype {entry.dtype}, which torch lacks")
+    return SafetensorsSlice(name, file, entry.shape, dtype, entry.start)

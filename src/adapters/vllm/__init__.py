@@ -20,6 +20,7 @@ def register() -> str | None:
     """
     from trnport.adapters.vllm.activation import decide
     from trnport.adapters.vllm.log import plugin_logger
+    from trnport.adapters.vllm.start_method import choose_start_method, pause_collector
 
     logger = plugin_logger(__name__)
     try:
@@ -30,6 +31,8 @@ def register() -> str | None:
         raise
     if decision.active:
         logger.debug("trnport is active: %s", decision.reason)
+        choose_start_method()
+        pause_collector()
         return PLATFORM
     # A plugin that steps aside without a word makes people benchmark the wrong device.
     logger.warning_once("trnport is installed but not active: %s", decision.reason)

@@ -15,6 +15,8 @@ from trnport.adapters.vllm.log import configure_logs, plugin_logger
 from trnport.adapters.vllm.metric_folder import prepare_metrics
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
 from trnport.adapters.vllm.shutdown import install_stop_filter
+from trnport.adapters.vllm.start_method import resume_collector
+from trnport.adapters.vllm.startup import remember_start
 from trnport.core.errors import ConfigError
 from trnport.core.kv import DEFAULT_BLOCK_SIZE
 
@@ -133,6 +135,8 @@ class NeuronPlatform(Platform):
         configure_logs()
         check_device()
         remember_replicas(vllm_config.parallel_config)
+        remember_start(vllm_config.parallel_config)
+        resume_collector()
         set_defaults(workers_here(vllm_config.parallel_config))
         _choose_worker(vllm_config)
         _choose_block_size(vllm_config)

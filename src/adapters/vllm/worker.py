@@ -19,12 +19,14 @@ from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.checkpoint import checkpoint_folder
 from trnport.adapters.vllm.device_thread import DeviceThread
 from trnport.adapters.vllm.features import features_of
+from trnport.adapters.vllm.groups import join_groups
 from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, groups_of, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
 from trnport.adapters.vllm.pooling import TASK, PoolingRunner, is_pooling
 from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
+from trnport.adapters.vllm.startup import StartUp, WarmUpLog
 from trnport.adapters.vllm.steps import StepRunner
 from trnport.adapters.vllm.telemetry import Telemetry
 from trnport.core.model import model_bytes
@@ -57,6 +59,7 @@ class NeuronWorker(WorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        self._startup = StartUp(self.parallel_config)
         self._telemetry = Telemetry(vllm_config, local_rank)
         self._model: Any = None
         self._caches: dict[str, list[torch.Tensor]] = {}
@@ -70,15 +73,14 @@ class NeuronWorker(WorkerBase):
     def init_device(self) -> None:
         """Join vLLM's process groups."""
         from vllm.utils.torch_utils import set_random_seed
-        from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
         self.device = torch.device(self.current_platform.device_type)
         self.parallel_config.disable_custom_all_reduce = True
-        init_worker_distributed_environment(
-            self.vllm_config,
+        join_groups(
+            self.parallel_config,
             self.rank,
-            self.distributed_init_method,
             self.local_rank,
+            self.distributed_init_method,
             self.current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
@@ -100,7 +102,8 @@ class NeuronWorker(WorkerBase):
             returns_logits=Capabilities.of(self.vllm_config).returns_logits,
         )
         logger.info("loading weights from %s", folder)
-        self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
+        with self._startup.phase("weights"):
+            self._model.load_weights(bootstrap.weight_source(folder), device=self.device)
         num_bytes, seconds = model_bytes(self._model), time.monotonic() - started
         logger.info("loaded %.2f GiB of weights in %.1f s", num_bytes / 2**30, seconds)
         self._telemetry.loaded(num_bytes, seconds)
@@ -133,9 +136,10 @@ class NeuronWorker(WorkerBase):
         """Allocate the caches with as many blocks as the scheduler hands out."""
         block_size = self.cache_config.block_size
         groups = groups_of(kv_cache_config, block_size)
-        self._caches = bootstrap.kv_cache_store().allocate(
-            self._model.get_kv_spec(), kv_cache_config.num_blocks, block_size, groups
-        )
+        with self._startup.phase("kv_cache"):
+            self._caches = bootstrap.kv_cache_store().allocate(
+                self._model.get_kv_spec(), kv_cache_config.num_blocks, block_size, groups
+            )
         self._model.bind_kv_cache(self._caches)
         self._executor = bootstrap.build_executor(
             self._model,
@@ -162,10 +166,13 @@ class NeuronWorker(WorkerBase):
 
         started = time.monotonic()
         lazy = neuron_config_of(self.vllm_config).warmup == "lazy"
-        self._executor.warm_up(_log_progress, lazy=lazy)
+        with self._startup.phase("warm_up"):
+            self._executor.warm_up(WarmUpLog(), lazy=lazy)
         # Whatever start-up drew, unseeded sampling starts from the configured seed.
         set_random_seed(self.model_config.seed)
         self._telemetry.ready(expects_compilations=lazy)
+        if self.local_rank == 0:
+            self._startup.log(self._executor.program_origins)
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     # --- steps ---------------------------------------------------------------------------------
@@ -253,7 +260,3 @@ class NeuronWorker(WorkerBase):
         if self.parallel_config.tensor_parallel_size == 1:
             return bootstrap.process_collectives({})
         return bootstrap.process_collectives({"tp": get_tp_group().device_group})
-
-
-def _log_progress(done: int, total: int, name: str, elapsed: float) -> None:
-    logger.info("warm-up %d of %d: %s (%.1f s)", done, total, name, elapsed)

@@ -19,7 +19,7 @@ from trnport.core.engine.result import StepResult, row_of
 from trnport.core.engine.sampling_inputs import Masks, SamplingInputBuilder
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
-from trnport.core.ports.compiler import Compiler
+from trnport.core.ports.compiler import Compiler, Origins
 
 Progress = Callable[[int, int, str, float], None]
 """Called as (programs done, programs in all, name of the last one, seconds elapsed)."""
@@ -47,6 +47,11 @@ class StepExecutor:
     def program_names(self) -> list[str]:
         """Names of the programs that exist, in order of compilation."""
         return self._programs.names
+
+    @property
+    def program_origins(self) -> Origins:
+        """Where the programs came from: a cache, or the compiler."""
+        return self._programs.origins
 
     @property
     def samples(self) -> bool:

@@ -17,7 +17,7 @@ from trnport.core.engine.observer import SilentObserver, StepObserver, describe
 from trnport.core.errors import CompilationError, TrnportError, UnseenSignatureError
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
-from trnport.core.ports.compiler import Compiler, Program
+from trnport.core.ports.compiler import Compiler, Origins, Program
 from trnport.core.signature import signature_of
 
 SIGNATURE_SHOWN = 500
@@ -46,6 +46,11 @@ class Programs:
     def names(self) -> list[str]:
         """Programs that exist, in order of compilation."""
         return list(self._programs)
+
+    @property
+    def origins(self) -> Origins:
+        """Where they came from."""
+        return self._compiler.origins
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:

@@ -7,8 +7,25 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
+
 Program = Callable[..., Any]
 """A compiled callable. Called with another signature than its own, it raises."""
+
+
+@attrs.frozen
+class Origins:
+    """Where programs came from.
+
+    Attributes:
+        cached: Programs that were found where an earlier start kept them.
+        compiled: Programs that had to be compiled.
+        seconds: Time for both, without running them.
+    """
+
+    cached: int = 0
+    compiled: int = 0
+    seconds: float = 0.0
 
 
 class Compiler(abc.ABC):
@@ -23,6 +40,11 @@ class Compiler(abc.ABC):
     def flags(self) -> str:
         """How it compiles, for a message about a failure; empty when there is nothing to set."""
         return ""
+
+    @property
+    def origins(self) -> Origins:
+        """Where the programs so far came from; zeros where nothing is compiled."""
+        return Origins()
 
     @abc.abstractmethod
     def compile(

@@ -21,7 +21,10 @@ class TensorInfo:
 
 
 class TensorSlice(Protocol):
-    """A stored tensor that reads only what is indexed."""
+    """A stored tensor that reads only what is indexed.
+
+    An index is a box: one contiguous slice (step 1) per leading dimension, the rest whole.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,7 +35,19 @@ class TensorSlice(Protocol):
         """Stored dtype."""
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
-        """Read a box: one contiguous slice (step 1) per leading dimension, the rest whole."""
+        """Read a box into a tensor of its own."""
+
+    def read_into(self, index: slice | tuple[slice, ...], out: Tensor) -> None:
+        """Read a box to where it is wanted.
+
+        Args:
+            index: The box.
+            out: Gets it, cast to its own dtype. It has the box's shape and any strides, so that
+                a transposed part of a larger tensor can be filled.
+        """
+
+    def announce(self, index: slice | tuple[slice, ...]) -> None:
+        """Say that a box will be read soon, which may start the transfer. Returns at once."""
 
 
 class WeightSource(abc.ABC):

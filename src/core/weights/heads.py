@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.parallel.sharding import HeadSharding
 from trnport.core.ports.weights import TensorSlice
-from trnport.core.weights.layout import ShardLayout
+from trnport.core.weights.layout import Piece, ShardLayout
 from trnport.core.weights.loader import Shape, WeightLoader, exactly
+
+Runs = list[tuple[int, int]]
+"""(start, size) of entries of one stored tensor, in the order in which a rank holds them."""
 
 
 def fused_qkv_weight_loader(
@@ -48,21 +48,19 @@ def fused_qkv_weight_loader(
         )
     layout = ShardLayout(shard_dim, is_storage_transposed)
 
-    def read_q(stored: TensorSlice, rank: int) -> Tensor:
-        start = rank % num_shards * q_size
-        return layout.read(stored, start, start + q_size)
+    def q_runs(rank: int) -> Runs:
+        return [(rank % num_shards * q_size, q_size)]
 
-    def read_kv(stored: TensorSlice, rank: int) -> Tensor:
-        start = rank % num_shards // num_kv_replicas * kv_size
-        return layout.read(stored, start, start + kv_size)
+    def kv_runs(rank: int) -> Runs:
+        return [(rank % num_shards // num_kv_replicas * kv_size, kv_size)]
 
     return _fused_loader(
         layout,
         share=q_size + 2 * kv_size,
         q_full=q_size * num_shards,
         kv_full=kv_size * (num_shards // num_kv_replicas),
-        read_q=read_q,
-        read_kv=read_kv,
+        q_runs=q_runs,
+        kv_runs=kv_runs,
     )
 
 
@@ -87,28 +85,23 @@ def gqa_qkv_weight_loader(
     layout = ShardLayout(shard_dim, is_storage_transposed)
     q_size = heads.heads_per_rank * head_dim
 
-    def read_q(stored: TensorSlice, rank: int) -> Tensor:
-        start = rank % heads.tp * q_size
-        return layout.read(stored, start, start + q_size)
+    def q_runs(rank: int) -> Runs:
+        return [(rank % heads.tp * q_size, q_size)]
 
-    def read_kv(stored: TensorSlice, rank: int) -> Tensor:
-        # Consecutive query heads need consecutive KV heads, so one box holds them all.
+    def kv_runs(rank: int) -> Runs:
+        # Consecutive query heads need consecutive KV heads, some of them more than once.
         needed = heads.kv_heads(rank % heads.tp)
-        first, last = needed[0], needed[-1]
-        block = layout.read(stored, first * head_dim, (last + 1) * head_dim)
-        if needed == list(range(first, last + 1)):
-            return block
-        dim = layout.stored_dim(block.dim())
-        parts = [block.narrow(dim, (head - first) * head_dim, head_dim) for head in needed]
-        return torch.cat(parts, dim=dim)
+        if needed == list(range(needed[0], needed[-1] + 1)):
+            return [(needed[0] * head_dim, len(needed) * head_dim)]
+        return [(head * head_dim, head_dim) for head in needed]
 
     return _fused_loader(
         layout,
         share=q_size + 2 * heads.kv_heads_per_rank * head_dim,
         q_full=heads.num_heads * head_dim,
         kv_full=heads.num_kv_heads * head_dim,
-        read_q=read_q,
-        read_kv=read_kv,
+        q_runs=q_runs,
+        kv_runs=kv_runs,
     )
 
 
@@ -118,22 +111,36 @@ def _fused_loader(
     share: int,
     q_full: int,
     kv_full: int,
-    read_q: Callable[[TensorSlice, int], Tensor],
-    read_kv: Callable[[TensorSlice, int], Tensor],
+    q_runs: Callable[[int], Runs],
+    kv_runs: Callable[[int], Runs],
 ) -> WeightLoader:
     full_sizes = [q_full, kv_full, kv_full]
 
-    def transform(slices: list[TensorSlice], rank: int) -> Tensor:
+    def pieces(slices: list[TensorSlice], rank: int) -> list[Piece]:
         q, k, v = exactly(3, slices)
         for stored, full in zip(slices, full_sizes, strict=True):
             layout.check(stored, full)
         _check_same_inputs(layout, slices)
-        return layout.join([read_q(q, rank), read_kv(k, rank), read_kv(v, rank)])
+        found: list[Piece] = []
+        for stored, runs in ((q, q_runs(rank)), (k, kv_runs(rank)), (v, kv_runs(rank))):
+            found += _pieces(stored, runs, sum(piece.size for piece in found))
+        return found
 
     def stored_shapes(shape: Shape) -> list[Shape]:
         return [layout.stored_shape(shape, share, full) for full in full_sizes]
 
-    return WeightLoader(transform, stored_shapes=stored_shapes)
+    return layout.loader(pieces, stored_shapes)
+
+
+def _pieces(stored: TensorSlice, runs: Runs, at: int) -> list[Piece]:
+    """Pieces from position ``at`` of the parameter on; a run is read once and then repeated."""
+    found: list[Piece] = []
+    known: dict[int, int] = {}
+    for start, size in runs:
+        found.append(Piece(size, stored, start, repeats=known.get(start)))
+        known.setdefault(start, at)
+        at += size
+    return found
 
 
 def _check_same_inputs(layout: ShardLayout, slices: list[TensorSlice]) -> None:

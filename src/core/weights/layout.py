@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -11,7 +12,28 @@ from torch import Tensor
 
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.ports.weights import TensorSlice
-from trnport.core.weights.loader import Shape
+from trnport.core.weights.loader import Shape, StoredShapes, WeightLoader
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Consecutive entries of a parameter along its sharded dimension.
+
+    Attributes:
+        size: How many.
+        stored: The tensor they are read from; None for zeros.
+        start: The first of them there.
+        repeats: Where in the parameter the same entries already are; then nothing is read.
+    """
+
+    size: int
+    stored: TensorSlice | None = None
+    start: int = 0
+    repeats: int | None = None
+
+
+PiecesOf = Callable[[list[TensorSlice], int], list[Piece]]
+"""(stored tensors, rank) to the pieces of that rank's parameter."""
 
 
 @attrs.frozen
@@ -80,20 +102,46 @@ class ShardLayout:
                 f"(stored shape {list(stored.shape)})"
             )
 
-    def read(self, stored: TensorSlice, start: int, stop: int) -> Tensor:
-        """Entries [start, stop) of the sharded dimension, still in the stored layout."""
-        dim = self.stored_dim(len(stored.shape))
-        return stored[(*[slice(None)] * dim, slice(start, stop))]
+    def fill(self, pieces: Sequence[Piece], out: Tensor) -> None:
+        """Put pieces one after the other along the sharded dimension of a parameter.
 
-    def zeros(self, stored: TensorSlice, count: int) -> Tensor:
-        """``count`` zero entries of the sharded dimension, in the stored layout."""
-        shape = list(stored.shape)
-        shape[self.stored_dim(len(shape))] = count
-        return torch.zeros(shape, dtype=stored.dtype)
+        Args:
+            pieces: As many entries as the dimension holds.
+            out: The parameter, in its own layout; what is stored is cast to its dtype.
+        """
+        view = out.mT if self.transposed else out
+        dim, at = self.stored_dim(out.dim()), 0
+        for piece in pieces:
+            target = view.narrow(dim, at, piece.size)
+            if piece.repeats is not None:
+                target.copy_(view.narrow(dim, piece.repeats, piece.size))
+            elif piece.stored is None:
+                target.zero_()
+            else:
+                box = slice(piece.start, piece.start + piece.size)
+                piece.stored.read_into((*[slice(None)] * dim, box), target)
+            at += piece.size
+        if at != view.shape[dim]:
+            raise CheckpointError(f"dimension {self.dim} holds {view.shape[dim]}, not {at}")
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate parts along the sharded dimension and bring them into parameter layout."""
-        joined = parts[0]
-        if len(parts) > 1:
-            joined = torch.cat(list(parts), dim=self.stored_dim(joined.dim()))
-        return joined.mT.contiguous() if self.transposed else joined
+    def make(self, pieces: Sequence[Piece], slices: Sequence[TensorSlice]) -> Tensor:
+        """A parameter of pieces, in the dtype that the stored tensors have."""
+        shape = list(slices[0].shape)
+        shape[self.stored_dim(len(shape))] = sum(piece.size for piece in pieces)
+        if self.transposed:
+            shape[-2:] = reversed(shape[-2:])
+        dtypes = [stored.dtype for stored in slices]
+        out = torch.empty(shape, dtype=functools.reduce(torch.promote_types, dtypes))
+        self.fill(pieces, out)
+        return out
+
+    def loader(self, pieces_of: PiecesOf, stored_shapes: StoredShapes) -> WeightLoader:
+        """A loader of what ``pieces_of`` says for the stored tensors and a rank."""
+
+        def transform(slices: list[TensorSlice], rank: int) -> Tensor:
+            return self.make(pieces_of(slices, rank), slices)
+
+        def fill(slices: list[TensorSlice], rank: int, out: Tensor) -> None:
+            self.fill(pieces_of(slices, rank), out)
+
+        return WeightLoader(transform, stored_shapes=stored_shapes, fill=fill)

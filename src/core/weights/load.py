@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
 from trnport.core.errors import CheckpointError, ConfigError
-from trnport.core.ports.weights import WeightSource
+from trnport.core.ports.weights import TensorSlice, WeightSource
+from trnport.core.weights.ahead import Announcer
 from trnport.core.weights.loader import Shape
 from trnport.core.weights.mapping import Keys, WeightMapping
 from trnport.core.weights.plan import Target, check_checkpoint, find_targets
 from trnport.core.weights.problems import Kind, Problems
+
+MAX_READERS = 4
+"""Parameters that are read at a time, if PyTorch may use as many threads. Each rank reads."""
 
 Progress = Callable[[int, int, str], None]
 """(tensors loaded so far, tensors in all, name of the one just loaded)."""
@@ -33,6 +38,10 @@ def load_weights(
 
     Names, shapes and dtypes are checked before the first byte is read, and the model is
     changed only when everything was read: after an error it is as it was before.
+
+    A loader with ``fill`` writes from the checkpoint into the final tensor, so loading takes
+    no more memory than the model. Several parameters are read at a time, by loaders in threads,
+    and what comes next is on its way.
 
     Args:
         model: Usually on the meta device. Each parameter becomes a new ``nn.Parameter``
@@ -58,12 +67,24 @@ def load_weights(
     problems.raise_if_any(rank)
 
     loaded = {}
-    for done, target in enumerate(targets, start=1):
-        tensor = _read(target, source, rank, problems)
-        if tensor is not None:
-            loaded[target.name] = tensor.to(device=device, dtype=target.dtype)
-        if progress is not None:
-            progress(done, len(targets), target.name)
+    ahead = Announcer(targets, source, rank)
+    with ThreadPoolExecutor(
+        min(MAX_READERS, torch.get_num_threads()), thread_name_prefix="weights"
+    ) as pool:
+        reads = [pool.submit(_read, target, source, rank, device) for target in targets]
+        try:
+            for done, (target, read) in enumerate(zip(targets, reads, strict=True), start=1):
+                ahead.announce_after(done)
+                result = read.result()
+                if isinstance(result, Tensor):
+                    loaded[target.name] = result
+                else:
+                    problems.add(*result)
+                if progress is not None:
+                    progress(done, len(targets), target.name)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     problems.raise_if_any(rank)
     _assign(model, loaded)
     _move_buffers(model, device)
@@ -104,24 +125,32 @@ def checkpoint_shapes(
     return shapes
 
 
-def _read(target: Target, source: WeightSource, rank: int, problems: Problems) -> Tensor | None:
-    """One parameter as its loader makes it, or None after noting why not."""
+def _read(
+    target: Target, source: WeightSource, rank: int, device: torch.device | str
+) -> Tensor | tuple[Kind, str]:
+    """One parameter as its loader makes it, or what is wrong with it."""
     where = f"{target.name} (from {', '.join(target.keys)})"
     try:
-        tensor = target.loader.transform([source.open(key) for key in target.keys], rank)
+        tensor = _load(target, [source.open(key) for key in target.keys], rank)
     except CheckpointError as error:
-        problems.add(Kind.UNREADABLE, f"{where}: {error}")
-        return None
+        return Kind.UNREADABLE, f"{where}: {error}"
     except Exception as error:
         error.add_note(f"while loading parameter {where} on rank {rank}")
         raise
     if tuple(tensor.shape) != target.shape:
         text = f"{where}: its loader made {list(tensor.shape)}, expected {list(target.shape)}"
-        problems.add(Kind.SHAPE, text)
-        return None
+        return Kind.SHAPE, text
     if tensor.is_meta:
-        problems.add(Kind.MODEL, f"{where}: its loader made a tensor on the meta device")
-        return None
+        return Kind.MODEL, f"{where}: its loader made a tensor on the meta device"
+    return tensor.to(device=device, dtype=target.dtype)
+
+
+def _load(target: Target, slices: list[TensorSlice], rank: int) -> Tensor:
+    fill = target.loader.fill
+    if fill is None:
+        return target.loader.transform(slices, rank)
+    tensor = torch.empty(target.shape, dtype=target.dtype)
+    fill(slices, rank, tensor)
     return tensor
 
 

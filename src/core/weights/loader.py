@@ -14,6 +14,8 @@ from trnport.core.ports.weights import TensorSlice
 Shape = tuple[int, ...]
 Transform = Callable[[list[TensorSlice], int], Tensor]
 """(stored tensors, rank) to the parameter of that rank."""
+Fill = Callable[[list[TensorSlice], int, Tensor], None]
+"""(stored tensors, rank, the parameter of that rank, not yet filled)."""
 StoredShapes = Callable[[Shape], list[Shape]]
 """Shape of a parameter to the full shapes of the stored tensors it is made from."""
 
@@ -30,6 +32,9 @@ class WeightLoader:
         stored_shapes: Full shapes expected in the checkpoint for a parameter of a given
             shape, one for each stored tensor. With it, :func:`load_weights` finds every
             wrong shape before it reads anything; None leaves that to ``transform``.
+        fill: Does the same as ``transform``, but writes into a parameter that exists. Without
+            it loading takes the memory of the parameter once more. It is also called ahead of
+            time with slices that read nothing and an ``out`` on the meta device.
         extra_dtypes: Stored dtypes, besides the plain floating ones, that ``transform``
             turns into numbers, such as packed integers that it dequantises.
     """
@@ -39,12 +44,14 @@ class WeightLoader:
         transform: Transform | None = None,
         *,
         stored_shapes: StoredShapes | None = None,
+        fill: Fill | None = None,
         extra_dtypes: Collection[torch.dtype] = (),
     ) -> None:
         if transform is None:
-            transform, stored_shapes = _read_unchanged, _same_shape
+            transform, stored_shapes, fill = _read_unchanged, _same_shape, _fill_unchanged
         self.transform = transform
         self.stored_shapes = stored_shapes
+        self.fill = fill
         self.extra_dtypes = frozenset(extra_dtypes)
 
     def load(self, slices: list[TensorSlice], rank: int) -> Tensor:
@@ -59,6 +66,11 @@ SafetensorsWeightLoader = WeightLoader
 def _read_unchanged(slices: list[TensorSlice], rank: int) -> Tensor:  # noqa: ARG001
     (stored,) = exactly(1, slices)
     return stored[()]
+
+
+def _fill_unchanged(slices: list[TensorSlice], rank: int, out: Tensor) -> None:  # noqa: ARG001
+    (stored,) = exactly(1, slices)
+    stored.read_into((), out)
 
 
 def _same_shape(shape: Shape) -> list[Shape]:
@@ -78,9 +90,11 @@ def get_weight_loader(param: Tensor) -> WeightLoader:
 
 def with_rank_override(loader: WeightLoader, rank: int) -> WeightLoader:
     """The same loader, always for ``rank``, whatever rank the weights are loaded for."""
+    fill = loader.fill
     return WeightLoader(
         lambda slices, _: loader.transform(slices, rank),
         stored_shapes=loader.stored_shapes,
+        fill=(lambda slices, _, out: fill(slices, rank, out)) if fill else None,
         extra_dtypes=loader.extra_dtypes,
     )
 
@@ -95,7 +109,14 @@ def first_rank_weight_loader() -> WeightLoader:
         (stored,) = exactly(1, slices)
         return stored[()] if rank == 0 else torch.zeros(stored.shape, dtype=stored.dtype)
 
-    return WeightLoader(transform, stored_shapes=_same_shape)
+    def fill(slices: list[TensorSlice], rank: int, out: Tensor) -> None:
+        (stored,) = exactly(1, slices)
+        if rank == 0:
+            stored.read_into((), out)
+        else:
+            out.zero_()
+
+    return WeightLoader(transform, stored_shapes=_same_shape, fill=fill)
 
 
 def exactly(count: int, slices: list[TensorSlice]) -> list[TensorSlice]:

@@ -8,12 +8,10 @@ sharded over its outputs has ``shard_dim=1``, also when the checkpoint holds ``[
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from trnport.core.errors import CheckpointError, ConfigError
 from trnport.core.parallel.sharding import shard_range
 from trnport.core.ports.weights import TensorSlice
-from trnport.core.weights.layout import ShardLayout
+from trnport.core.weights.layout import Piece, ShardLayout
 from trnport.core.weights.loader import Shape, WeightLoader, exactly
 
 
@@ -62,34 +60,33 @@ def sharding_weight_loader_with_padding(
         )
     layout = ShardLayout(shard_dim, is_storage_transposed)
 
-    def transform(slices: list[TensorSlice], rank: int) -> Tensor:
+    def pieces(slices: list[TensorSlice], rank: int) -> list[Piece]:
         (stored,) = exactly(1, slices)
         layout.check(stored, full_size)
         shard = shard_range(padded_size, num_shards, rank % num_shards)
         start, stop = (min(edge, full_size) for edge in shard)
-        parts = [layout.read(stored, start, stop)] if stop > start else []
-        if stop - start < shard_size:
-            parts.append(layout.zeros(stored, shard_size - (stop - start)))
-        return layout.join(parts)
+        real, padding = Piece(stop - start, stored, start), Piece(shard_size - (stop - start))
+        return [piece for piece in (real, padding) if piece.size]
 
     def stored_shapes(shape: Shape) -> list[Shape]:
         return [layout.stored_shape(shape, shard_size, full_size)]
 
-    return WeightLoader(transform, stored_shapes=stored_shapes)
+    return layout.loader(pieces, stored_shapes)
 
 
 def transposed_weight_loader() -> WeightLoader:
     """The whole stored ``[out, in]`` matrix as a parameter ``[in, out]``, on every rank."""
+    layout = ShardLayout(0, transposed=True)
 
-    def transform(slices: list[TensorSlice], rank: int) -> Tensor:  # noqa: ARG001
+    def pieces(slices: list[TensorSlice], rank: int) -> list[Piece]:  # noqa: ARG001
         (stored,) = exactly(1, slices)
         if len(stored.shape) != 2:
             raise CheckpointError(f"stored shape {list(stored.shape)} is not a matrix")
-        return stored[()].mT.contiguous()
+        return [Piece(stored.shape[1], stored)]
 
     def stored_shapes(shape: Shape) -> list[Shape]:
         if len(shape) != 2:
             raise ConfigError(f"a transposing loader fills matrices, not shape {list(shape)}")
         return [shape[::-1]]
 
-    return WeightLoader(transform, stored_shapes=stored_shapes)
+    return layout.loader(pieces, stored_shapes)

@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,6 +127,17 @@ def server(tiny, tmp_path_factory):
         yield running
         assert running.stop(signal.SIGTERM) == 0, running.text()[-4000:]
         assert "Traceback" not in running.text()
+
+
+def test_the_log_says_what_it_waits_for_and_where_the_time_went(server):
+    log = server.text()
+    first = log.index("warm-up program=prefill_s32 number=1 of=6")
+    assert first < log.index("warm-up program=lm_head_r32 number=6 of=6") < log.index("started ")
+    fields = dict(re.findall(r"(\w+)=([\d.]+)", log[log.index("started ") :].splitlines()[0]))
+    seconds = {name: float(value) for name, value in fields.items()}
+    assert {"imports", "engine_process", "weights", "warm_up", "programs"} <= seconds.keys()
+    # A spawned engine would import everything once more.
+    assert seconds["engine_process"] < seconds["imports"] / 2 < seconds["seconds"]
 
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}

@@ -14,6 +14,7 @@ from trnport.core.parallel import HeadSharding, padded_shard_size
 from trnport.core.weights import (
     WeightLoader,
     WeightMapping,
+    ahead,
     checkpoint_shapes,
     first_rank_weight_loader,
     get_weight_loader,
@@ -22,6 +23,8 @@ from trnport.core.weights import (
     set_weight_loader,
     sharding_weight_loader_with_padding,
 )
+from trnport.core.weights.plan import find_targets
+from trnport.core.weights.problems import Problems
 
 VOCAB, HIDDEN, WIDTH, D = 131, 12, 77, 2
 HEADS = (6, 2)
@@ -410,3 +413,50 @@ def test_a_model_can_be_loaded_again() -> None:
 
 def test_a_plain_dictionary_is_a_mapping_too() -> None:
     load(checkpoint(), mapping=dict(MAPPING.sources))
+
+
+def test_what_is_read_was_announced_before_but_for_the_first() -> None:
+    source = RecordingWeightSource(InMemoryWeightSource(checkpoint()))
+    load_weights(Tiny(3), source, MAPPING, rank=1)
+    announced = [(read.name, read.box) for read in source.announced]
+    missed = {(read.name, read.box) for read in source.reads} - set(announced)
+    assert {name for name, _ in missed} == {"wte.weight"}
+    assert len(announced) == len(set(announced))
+
+
+def test_no_more_is_announced_than_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WINDOW", 1)
+    source = RecordingWeightSource(InMemoryWeightSource(checkpoint()))
+    problems = Problems()
+    targets = find_targets(Tiny(), MAPPING, None, problems)
+    announcer = ahead.Announcer(targets, source, rank=0)
+    for done in range(1, len(targets)):
+        announcer.announce_after(done)
+        announced = {read.name for read in source.announced}
+        assert announced == {key for target in targets[1 : done + 1] for key in target.keys}
+
+
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_threads_load_the_same_and_report_in_order() -> None:
+    tensors, seen = checkpoint(), []
+    expected = load(tensors).state_dict()
+    found = load(tensors, progress=lambda done, total, name: seen.append((done, name)))
+    assert all(torch.equal(found.state_dict()[name], t) for name, t in expected.items())
+    assert seen == list(enumerate(dict(found.named_parameters()), start=1))
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_an_error_in_a_thread_ends_the_load_and_leaves_the_model() -> None:
+    def broken(slices, rank):
+        raise ZeroDivisionError
+
+    model = custom(broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        load(checkpoint(), model)
+    assert "while loading parameter norm" in caught.value.__notes__[0]
+    assert all(param.is_meta for param in model.parameters())
