@@ -71,7 +71,8 @@ bench-peers: setup ## one table against vLLM CPU, Transformers, llama.cpp (insta
 	exec $(BIN)/python -m benchmarks.compare --model "$$model" $(BENCH_ARGS)
 
 bench-kernels: setup ## operators of the Kernels port, set against set (BENCH_ARGS="--sets a b")
-	exec $(BIN)/pytest benchmarks/test_kernels.py --benchmark-enable $(BENCH_ARGS)
+	exec $(BIN)/pytest benchmarks/test_kernels.py --benchmark-enable --benchmark-max-time=0.3 \
+		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(BENCH_ARGS)
 
 clean: ## remove build outputs and tool caches (the demo model stays in the user's cache)
 	rm -rf build dist *.egg-info src/*.egg-info

@@ -113,6 +113,12 @@ def titles(quick: bool) -> dict[str, str]:
     }
 
 
+def stop(*_: object) -> None:
+    """End as an exception, so that the engines are ended, too; once, since that takes a while."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 def chosen(name: str, arguments: argparse.Namespace) -> bool:
     return arguments.workloads is None or name.startswith(tuple(arguments.workloads))
 
@@ -165,6 +171,5 @@ def measure(
 
 
 if __name__ == "__main__":
-    # As an exception, so that the engines are ended, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(main(sys.argv[1:]))
