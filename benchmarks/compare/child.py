@@ -50,12 +50,12 @@ class Processes:
         """Let them go on."""
         self._signal(signal.SIGCONT)
 
-    def end(self, grace: float = GRACE) -> None:
-        """End all its processes, the hard way after ``grace`` seconds."""
+    def end(self) -> None:
+        """End all its processes, the hard way after a while."""
         self.resume()
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace)
+            self.process.wait(GRACE)
         self._signal(signal.SIGKILL)
         self.process.wait()
 
@@ -107,6 +107,7 @@ class Runner:
         timeout: float,
     ) -> None:
         self.warm: set[str] = set()
+        self._answers: int | None
         self._answers, answers = os.pipe()
         self._buffer = b""
         paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
@@ -162,7 +163,9 @@ class Runner:
                 self.processes.process.stdin.close()
             self.processes.process.wait(GRACE)
         self.processes.end()
-        os.close(self._answers)
+        if self._answers is not None:
+            os.close(self._answers)
+            self._answers = None
 
     def _answer(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -172,7 +175,8 @@ class Runner:
                 raise EngineError(f"no answer within {timeout:.0f} s")
             read = os.read(self._answers, 1 << 16)
             if not read:
-                self.processes.process.wait(GRACE)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.processes.process.wait(GRACE)
                 raise EngineError(f"it ended: {self.processes.last_words()}")
             self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\n")

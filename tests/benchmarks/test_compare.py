@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from benchmarks import scaling_report
 from benchmarks.compare import markdown, report, serving, workloads
 from benchmarks.compare.child import EngineError
 from benchmarks.compare.fleet import MOST_STARTS, Fleet
@@ -13,6 +14,7 @@ from benchmarks.compare.peers import text_requirements
 from benchmarks.compare.ratios import better_by, lines
 from benchmarks.compare.results import Results, Row, read_rows
 from benchmarks.compare.runners.protocol import TokenClock
+from benchmarks.scaling import Point
 
 SETTINGS = {"dtype": "bfloat16"}
 
@@ -299,3 +301,22 @@ def test_every_workload_has_a_title_and_known_metrics():
     for workload in (*workloads.FULL, *workloads.QUICK, workloads.BANDWIDTH):
         assert workload.title
         assert set(workload.metrics) <= set(workloads.METRICS)
+
+
+def test_the_table_of_steps_has_a_part_for_each_thing_that_varied():
+    points = [
+        Point("step, by batch", 1, 12.3, 12.0, 13.0),
+        Point("step, by batch", 8, 20.0, 19.0, 21.0),
+        Point("vLLM without program, by batch", 8, 1.5, 1.4, 1.6),
+        Point("memory, by programs", 5, 800.0, 800.0, 800.0),
+    ]
+    assert scaling_report.table(points).splitlines() == [
+        "| requests | step, ms | vLLM without program, ms |",
+        "| --- | --- | --- |",
+        "| 1 | 12.3 (12..13) | - |",
+        "| 8 | 20 (19..21) | 1.5 (1.4..1.6) |",
+        "",
+        "| programs compiled | memory, MiB |",
+        "| --- | --- |",
+        "| 5 | 800 |",
+    ]
