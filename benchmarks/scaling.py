@@ -72,6 +72,7 @@ def open_session(arguments: argparse.Namespace, contexts: list[int], warmup: str
             "num_seqs_buckets": list(BATCHES) if warmup == "lazy" else [8, 32],
             "decode_context_length_buckets": contexts,
             "warmup": warmup,
+            "on_device_sampling_config": {"all_greedy": True},
             **arguments.ours,
         },
     )

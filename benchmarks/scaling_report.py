@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,20 @@ def draw(points: Sequence[Any], file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.4))
-    for panel, axis in zip(PANELS, axes, strict=True):
-        chosen = [
-            p for p in points if p.sweep.endswith(f"by {panel}") and _head(p.sweep)[-2:] == "ms"
+    views = {
+        (panel, host): [
+            point
+            for point in points
+            if point.sweep.endswith(f"by {panel}")
+            and _head(point.sweep).endswith("ms")
+            and ("without" in point.sweep) == host
         ]
+        for panel in PANELS
+        for host in (False, True)
+    }
+    views = {view: chosen for view, chosen in views.items() if chosen}
+    figure, axes = plt.subplots(1, len(views), figsize=(3.8 * len(views), 3.2), squeeze=False)
+    for ((panel, _), chosen), axis in zip(views.items(), axes[0], strict=True):
         for sweep in dict.fromkeys(point.sweep for point in chosen):
             line = [point for point in chosen if point.sweep == sweep]
             x = [point.x for point in line]
@@ -86,7 +96,7 @@ def publish(points: Sequence[Any], settings: Mapping[str, Any], page: Path) -> s
         )
     how = (
         f"{Path(settings['model']).name}, {settings['dtype']}, {settings['threads']} threads, "
-        f"`{settings['ours']}`; medians and ranges of {settings['rounds']} rounds."
+        f"`{json.dumps(settings['ours'])}`; medians and ranges of {settings['rounds']} rounds."
     )
     text = f"{how}\n\n{table(points)}\n\n![scaling]({folder.name}/scaling.png)"
     replace_part(page, "scaling", text, "## Cost of a step")

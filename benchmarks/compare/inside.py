@@ -30,6 +30,9 @@ def measure(
     """
     by_name = {engine.name: engine for engine in engines}
     failures: dict[tuple[str, str], int] = {}
+    # New prompts in each run, as no engine may find an earlier one in its prefix cache, and the
+    # same for all engines.
+    seed = str(time.time())
 
     def opened(name: str, runner: Runner) -> None:
         results.describe(f"about {name}", runner.about)
@@ -44,11 +47,11 @@ def measure(
             if results.has(workload.name, name, number) or failures.get(pair, 0) >= 2:
                 continue
 
-            def work(runner: Runner, workload=workload, number=number):
+            def work(runner: Runner, workload=workload, seed=f"{seed} {number}"):
                 if workload.name not in runner.warm:
-                    _run(runner, workload, f"warm-up {time.time()}", settings.start_timeout)
+                    _run(runner, workload, f"warm-up {seed}", settings.start_timeout)
                     runner.warm.add(workload.name)
-                return _round(runner, workload, number, timeout)
+                return _round(runner, workload, seed, timeout)
 
             try:
                 values = fleet.turn(name, work)
@@ -66,11 +69,9 @@ def bandwidth(settings: Settings, shape: Shape, timeout: float, results: Results
     measure([MEMORY], [BANDWIDTH], settings, shape, 1, timeout, results)
 
 
-def _round(runner: Runner, workload: Workload, number: int, timeout: float) -> dict[str, float]:
-    # New prompts in each run: no engine may find an earlier one in its prefix cache.
+def _round(runner: Runner, workload: Workload, seed: str, timeout: float) -> dict[str, float]:
     runs = [
-        _run(runner, workload, f"{number} {repeat} {time.time()}", timeout)
-        for repeat in range(workload.repeats)
+        _run(runner, workload, f"{seed} {repeat}", timeout) for repeat in range(workload.repeats)
     ]
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
