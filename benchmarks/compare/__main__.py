@@ -21,7 +21,9 @@ from typing import Any
 from benchmarks.compare import inside, report, serving, starts, workloads
 from benchmarks.compare.engines import ENGINES, QUICK, SERVER, START, WORKLOADS, Settings
 from benchmarks.compare.fleet import say
+from benchmarks.compare.peers import LLAMA_CPP
 from benchmarks.compare.results import Results, Row
+from trnport.adapters.cli.demo_model import SMOLLM2
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_PAGE = ROOT / "build" / "bench-peers" / "performance.md"
@@ -79,6 +81,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": arguments.threads,
         "neuron_config": json.dumps(arguments.ours, sort_keys=True),
         "quick": arguments.quick,
+        "weight_bytes": sum(x.stat().st_size for x in Path(arguments.model).glob("*.safetensors")),
         "machine": machine(),
     }
 
@@ -131,6 +134,9 @@ def measure(
 ) -> None:
     """Measure what is selected."""
     engines = [engine for engine in ENGINES if engine.name in arguments.engines]
+    if Path(arguments.model).name != SMOLLM2.name:
+        say("llama.cpp is left out: there is a GGUF file of the demo model only")
+        engines = [engine for engine in engines if engine.environment is not LLAMA_CPP]
 
     def again(row: Row) -> bool:
         return not arguments.resume and (

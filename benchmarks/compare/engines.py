@@ -73,20 +73,9 @@ SERVER = Shape(
     256,
     32,
     2048,
-    {
-        "num_batched_tokens_buckets": [128, 256],
-        "num_seqs_buckets": [1, 2, 4, 8, 16, 32],
-    },
+    {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 2, 4, 8, 16, 32]},
 )
-START = Shape(
-    256,
-    8,
-    256,
-    {
-        "num_batched_tokens_buckets": [128, 256],
-        "num_seqs_buckets": [1, 8],
-    },
-)
+START = Shape(256, 8, 256, {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8]})
 
 
 @dataclass(frozen=True)

