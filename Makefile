@@ -23,10 +23,11 @@ DEMO_MODEL := $(BIN)/python -m trnport.adapters.cli.demo_model
 MODEL_DIRECTORY = $(or $(MODEL),$$($(DEMO_MODEL)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-fast lint format bench clean clean-all
+.PHONY: help setup model serve demo test test-fast lint format bench bench-peers bench-kernels
+.PHONY: clean clean-all
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo "variables: PYTHON VENV PORT MODEL SERVED_NAME SERVE_ARGS DEMO_ARGS PYTEST_ARGS BENCH_ARGS TORCH_INDEX"
 
 setup: ## make the virtual environment (two to five minutes at first, then nothing)
@@ -64,6 +65,14 @@ format: setup ## rewrite the sources in the formatter's style
 bench: setup ## decode speed next to Transformers, with the demo model (or MODEL=directory)
 	@model="$(MODEL_DIRECTORY)" && \
 	exec $(BIN)/python benchmarks/decode_vs_transformers.py --model "$$model" $(BENCH_ARGS)
+
+bench-peers: setup ## one table against vLLM CPU, Transformers, llama.cpp (installs them at first)
+	@model="$(MODEL_DIRECTORY)" && \
+	exec $(BIN)/python -m benchmarks.compare --model "$$model" $(BENCH_ARGS)
+
+bench-kernels: setup ## operators of the Kernels port, set against set (BENCH_ARGS="--sets a b")
+	exec $(BIN)/pytest benchmarks/test_kernels.py --benchmark-enable --benchmark-max-time=0.3 \
+		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(BENCH_ARGS)
 
 clean: ## remove build outputs and tool caches (the demo model stays in the user's cache)
 	rm -rf build dist *.egg-info src/*.egg-info
