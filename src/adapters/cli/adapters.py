@@ -65,7 +65,7 @@ def neuronx_problem() -> str:
 
 
 def inductor_problem() -> str:
-    """What PyTorch's compiler for CPUs lacks, or ""."""
+    """What PyTorch's compiler for CPUs and our own C++ lack, or ""."""
     compilers = (*os.environ.get("CXX", "").split()[:1], "g++", "clang++")
     if any(shutil.which(name) for name in compilers):
         return ""
@@ -92,6 +92,7 @@ def _packages(*names: str) -> Callable[[], str]:
 def _adapters() -> Iterator[Adapter]:
     torch = _packages("torch")
     yield _adapter("Kernels", "torch_cpu", torch)
+    yield _adapter("Kernels", "native", inductor_problem)
     yield _nki()
     yield _adapter("Collectives", "local", torch)
     yield _adapter("Collectives", "distributed", gloo_problem)

@@ -155,7 +155,13 @@ def test_list_shows_operators_sets_limits_and_what_runs(
 def test_list_as_json(capsys: pytest.CaptureFixture[str], package: str) -> None:
     found = json.loads(command(capsys, "list", "--json"))
     assert found["sets"]["mine"] == f"package {package}"
-    assert found["operators"]["mlp"]["sets"] == ["torch_cpu", "nki", "mine", "shifted"]
+    assert found["operators"]["mlp"]["sets"] == [
+        "torch_cpu",
+        "native",
+        "nki",
+        "mine",
+        "shifted",
+    ]
     assert found["operators"]["mlp"]["runs"] == "torch_cpu"
     assert set(found["operators"]) == set(operator_names())
     assert set(found["problems"]) == {"broken", "nothing"}
@@ -272,7 +278,7 @@ def test_bad_names_are_refused_with_what_there_is(
     ("arguments", "message"),
     [
         (["compare", "mlpp"], "no operator is called 'mlpp'; the nearest is 'mlp' of decode"),
-        (["compare", "mlp", "--b", "cuda"], "choose one of ['nki', 'torch_cpu']"),
+        (["compare", "mlp", "--b", "cuda"], "choose one of ['native', 'nki', 'torch_cpu']"),
         (["compare", "mlp", "--shape", "heads=3"], "mlp has no size 'heads', only tokens"),
         (["compare", "mlp", "--shape", "tokens=0"], "tokens must be an integer of at least 1"),
         (["compare", "mlp", "--shape", "tokens=x"], "tokens must be an integer"),
