@@ -254,7 +254,7 @@ def test_a_whole_set_of_a_package_is_selected_by_its_name(package: str) -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("cuda", r"'cuda' is not available; choose one of \['broken', 'mine', 'nki'"),
+        ("cuda", r"'cuda' is not available; choose one of \['broken', 'mine', 'native', 'nki'"),
         ("torch_cpu+mlp:cuda", "'cuda' is not available"),
         ("torch_cpu+mlpp:nki", "no operator is called 'mlpp'; the nearest is 'mlp'"),
         ("mine", "'mine' has only mlp; name a whole set before it, such as 'torch_cpu.mine'"),
