@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import time
 from collections import defaultdict
@@ -25,6 +26,8 @@ from trnport.core.metadata import ModelOutput
 STEPS = 100
 BATCHES = (1, 8, 32)
 PARTS = ("translate", "inputs", "call", "sample", "output", "rest")
+
+ZERO = (0.0, 0.0)
 
 Times = dict[str, tuple[float, float]]
 """Part of a step to its wall and thread seconds."""
@@ -124,7 +127,8 @@ def replace_programs(programs: dict[str, Any], function: Callable[..., ModelOutp
 
 
 def _rows_of(program: str) -> int:
-    return int(program.split("_b")[1].split("_")[0]) if program.startswith("decode") else 1
+    found = re.match(r"decode_b(\d+)_", program)
+    return int(found[1]) if found else 1
 
 
 def instrument(worker: Any, parts: Parts) -> None:
@@ -171,12 +175,18 @@ def measure(engine: Any, parts: Parts, batch: int, **params: Any) -> list[Times]
 
 def report(label: str, batch: int, steps: list[Times]) -> None:
     """Print medians over steps as a row of a Markdown table."""
-    cells = []
-    for name in PARTS:
-        wall, thread = (statistics.median(s.get(name, (0.0, 0.0))[i] for s in steps) for i in (0, 1))
-        cells.append(f"{wall * 1e3:.3f} / {thread * 1e3:.3f}")
-    total = [statistics.median(sum(t[i] for t in s.values()) for s in steps) * 1e3 for i in (0, 1)]
-    print(f"| {label} | {batch} | {' | '.join(cells)} | **{total[0]:.2f}** / {total[1]:.2f} |")
+
+    def cell(names: tuple[str, ...]) -> str:
+        wall, thread = (
+            statistics.median(
+                sum(step.get(name, (0.0, 0.0))[clock] for name in names) for step in steps
+            )
+            for clock in (0, 1)
+        )
+        return f"{wall * 1e3:.3f} / {thread * 1e3:.3f}"
+
+    cells = [cell((name,)) for name in PARTS]
+    print(f"| {label} | {batch} | {' | '.join(cells)} | **{cell(PARTS)}** |")
 
 
 def main() -> None:
