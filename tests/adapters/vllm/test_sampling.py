@@ -170,7 +170,8 @@ def test_logprobs_are_raw_and_include_the_sampled_token(count):
     bench.add("y", temperature=0)
     rows = {"y": logits(1), "x": logits(0)}
     tokens = bench.draw(rows)
-    output = build_output(["x", "y", "z"], ["y", "x"], bench.output)
+    chosen = [tokens["y"], tokens["x"]]
+    output = build_output(["x", "y", "z"], ["y", "x"], chosen, bench.output.logprobs_tensors)
     index = output.req_id_to_index["x"]
     mine = output.logprobs.slice_request(index, 1)
     assert mine.logprob_token_ids.shape == (1, count + 1)
@@ -191,15 +192,15 @@ def test_all_logprobs():
 def test_a_request_in_the_middle_of_its_prompt_gets_no_token():
     bench = Bench()
     bench.add("x", temperature=0)
-    bench.draw({"x": logits(0)})
-    output = build_output(["chunk", "x"], ["x"], bench.output)
+    tokens = bench.draw({"x": logits(0)})
+    output = build_output(["chunk", "x"], ["x"], list(tokens.values()))
     assert output.sampled_token_ids[output.req_id_to_index["chunk"]] == []
-    assert len(output.sampled_token_ids[output.req_id_to_index["x"]]) == 1
+    assert output.sampled_token_ids[output.req_id_to_index["x"]] == [tokens["x"]]
     assert set(output.req_id_to_index) == {"chunk", "x"}
 
 
 def test_nothing_sampled():
-    output = build_output(["a", "b"], [], None)
+    output = build_output(["a", "b"])
     assert output.sampled_token_ids == [[], []] and output.logprobs is None
 
 
