@@ -109,3 +109,12 @@ def test_a_row_without_a_probability_breaks_neither_step_nor_neighbour(broken, w
     scores[1, 3] = 0.0
     first, second = draw(scores, {}).tolist()
     assert 0 <= first < width and second == 3
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0.0, 200), (1 - 2.0**-53, 207)])
+def test_the_ends_of_the_numbers_fall_on_tokens_that_are_left(monkeypatch, number, expected):
+    numbers = torch.tensor([number], dtype=torch.float64)
+    monkeypatch.setattr("trnport.adapters.vllm.draw._uniform", lambda count, generators: numbers)
+    scores = torch.full((1, 500), -INF)
+    scores[0, 200:208] = torch.linspace(-3, 3, 8)
+    assert draw(scores, {}).tolist() == [expected]
