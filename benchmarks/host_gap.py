@@ -3,8 +3,9 @@
 
     python benchmarks/host_gap.py --model CHECKPOINT --device-ms 5
 
-Programs are replaced by a pause of a fixed length, which stands for a device; whatever a step
-takes beyond it is the host's gap. Both kinds of engine run in turns, in this process.
+Programs are replaced by a pause of a fixed length, which stands for a device; the time from the
+end of one decode program to the start of the next is the host's gap. Both kinds of engine run in
+turns, in this process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def open_engine(model: str, batch: int, async_scheduling: bool) -> Any:
         max_model_len=128,
         max_num_seqs=batch,
         max_num_batched_tokens=128,
-        kv_cache_memory_bytes=64 << 20,
+        kv_cache_memory_bytes=2 << 30,  # nothing may be preempted
         generation_config="vllm",
         max_logprobs=0,
         async_scheduling=async_scheduling,
@@ -47,28 +48,41 @@ def open_engine(model: str, batch: int, async_scheduling: bool) -> Any:
     )
 
 
-def replace_programs(engine: Any, seconds: float) -> None:
-    """Let every program take a fixed time, without the processor, and say one token."""
+def replace_programs(engine: Any, seconds: float, gaps: list[float]) -> None:
+    """Let every program take a fixed time, without the processor, and say one token.
+
+    Args:
+        engine: The engine.
+        seconds: The time.
+        gaps: Gets the seconds before each decode program that follows another one.
+    """
     worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
-    def program(**inputs: Any) -> ModelOutput:
+    ended: list[float] = []
+
+    def prefill(**inputs: Any) -> ModelOutput:
+        ended.clear()
         time.sleep(seconds)
         return ModelOutput(token_ids=torch.full_like(inputs["sampling_positions"], 5))
 
+    def decode(**inputs: Any) -> ModelOutput:
+        gaps.extend(time.perf_counter() - end for end in ended)
+        output = prefill(**inputs)
+        ended.append(time.perf_counter())
+        return output
+
     programs = worker._executor._programs._programs
-    programs.update(dict.fromkeys(programs, program))
+    for name in programs:
+        programs[name] = decode if name.startswith("decode") else prefill
 
 
-def seconds_per_step(engine: Any, batch: int) -> float:
-    """Mean time of a decode step."""
+def generate(engine: Any, batch: int) -> None:
+    """Let ``batch`` requests generate side by side."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, detokenize=True)
     prompts = [{"prompt_token_ids": [3 + row, 4, 5]} for row in range(batch)]
-    started = time.perf_counter()
     engine.generate(prompts, params, use_tqdm=False)
-    # Each prompt is a program of its own in the first step.
-    return (time.perf_counter() - started) / (STEPS - 1 + batch)
 
 
 def main() -> None:
@@ -81,15 +95,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     engines = [open_engine(arguments.model, arguments.batch, kind) for kind in (False, True)]
-    for engine in engines:
-        replace_programs(engine, arguments.device_ms / 1e3)
-        seconds_per_step(engine, arguments.batch)
     gaps: list[list[float]] = [[], []]
+    for engine, gap in zip(engines, gaps, strict=True):
+        replace_programs(engine, arguments.device_ms / 1e3, gap)
+        generate(engine, arguments.batch)
+        gap.clear()
     for _ in range(arguments.rounds):
-        for engine, gap in zip(engines, gaps, strict=True):
-            step = seconds_per_step(engine, arguments.batch)
-            gap.append(step * 1e3 - arguments.device_ms)
-    sync, ahead = (statistics.median(gap) for gap in gaps)
+        for engine in engines:
+            generate(engine, arguments.batch)
+    sync, ahead = (statistics.median(gap) * 1e3 for gap in gaps)
     print(f"gap per step: {sync:.2f} ms one after the other, {ahead:.2f} ms with async scheduling")
     print(f"ratio {sync / max(ahead, 1e-3):.1f}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from trnport.core.errors import UnseenSignatureError
+from trnport.core.known_call import KnownCall
 from trnport.core.signature import difference, signature_of
 
 
@@ -86,3 +87,20 @@ def require_signature(program: Named, args: tuple[Any, ...], kwargs: Mapping[str
             f"program {program.name!r} was called with another signature than its own; "
             f"{difference(program.signature, signature)}"
         )
+
+
+class CallCheck:
+    """:func:`require_signature` for one program, quick from the second call on."""
+
+    def __init__(self) -> None:
+        self._known: KnownCall | None = None
+
+    def require(self, program: Named, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that is not the program's.
+
+        Raises:
+            UnseenSignatureError: As :func:`require_signature`.
+        """
+        if self._known is None or self._known.tensors(args, kwargs) is None:
+            require_signature(program, args, kwargs)
+            self._known = KnownCall(args, kwargs)

@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.program_table import ProgramTable, require_signature
+from trnport.core.program_table import CallCheck, ProgramTable
 from trnport.core.signature import signature_of
 
 
@@ -28,6 +28,7 @@ class EagerProgram:
     name: str
     function: Callable[..., Any]
     signature: str
+    _check: CallCheck = attrs.field(factory=CallCheck, init=False, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
@@ -35,7 +36,7 @@ class EagerProgram:
         Raises:
             UnseenSignatureError: The call has another signature than the program.
         """
-        require_signature(self, args, kwargs)
+        self._check.require(self, args, kwargs)
         return self.function(*args, **kwargs)
 
 

@@ -2,8 +2,8 @@
 """A call as a flat list of tensors, and the way back.
 
 A compiled program takes a list of tensors. What surrounds them (keywords, metadata objects,
-integers) is baked into it, so each call has to be compared with the program's own; that takes
-place at every step and is written to be fast.
+integers) is baked into it, so each call has to be compared with the program's own; at every step
+:class:`trnport.core.known_call.KnownCall` does that, in the same order.
 """
 
 from __future__ import annotations

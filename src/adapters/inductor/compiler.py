@@ -22,6 +22,7 @@ from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State, module_of
 from trnport.adapters.inductor.toolchain import require_toolchain, target
 from trnport.core.errors import UnseenSignatureError
+from trnport.core.known_call import KnownCall
 from trnport.core.ports.compiler import Compiler, Origins, Program
 from trnport.core.program_table import ProgramTable, require_signature
 from trnport.core.signature import signature_of
@@ -188,6 +189,7 @@ class InductorProgram:
         self.function = function
         self.signature = signature
         self._compiler = compiler
+        self._known: KnownCall | None = None
         self._frame: list[Any] | None = None
         self._state = State(None)
         self._run: Callable[..., list[Tensor]] | None = None
@@ -200,27 +202,32 @@ class InductorProgram:
             UnseenSignatureError: The call has another signature than the program, or shares
                 other objects between its arguments than the first call.
         """
+        tensors = self._known.tensors(args, kwargs) if self._known else None
+        if tensors is None:
+            tensors = self._admit(args, kwargs)
+        if self._run is None or self._outputs is None:
+            return self.function(*args, **kwargs)  # without a tensor there is nothing to compile
+        inputs = [*self._state.tensors(), *[tensor.contiguous() for tensor in tensors]]
+        return self._outputs.fill(iter(self._run(*inputs)))
+
+    def _admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Look closely at a call of a form not met before; the first one loads the program."""
         tensors, frame = flatten(args, kwargs)
         if frame != self._frame:
-            self._check(args, kwargs)
+            require_signature(self, args, kwargs)
+            if self._frame is not None:
+                raise UnseenSignatureError(
+                    f"program {self.name!r} was called with objects shared between its arguments "
+                    "otherwise than when it was compiled; build every call the same way"
+                )
             if tensors or module_of(self.function):
                 self._state = self._compiler.state_of(self.function)
                 self._run, self._outputs = self._compiler.load(
                     self.name, self.function, args, kwargs
                 )
             self._frame = frame
-        if self._run is None or self._outputs is None:
-            return self.function(*args, **kwargs)  # without a tensor there is nothing to compile
-        inputs = [*self._state.tensors(), *[tensor.contiguous() for tensor in tensors]]
-        return self._outputs.fill(iter(self._run(*inputs)))
-
-    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        require_signature(self, args, kwargs)
-        if self._frame is not None:
-            raise UnseenSignatureError(
-                f"program {self.name!r} was called with objects shared between its arguments "
-                "otherwise than when it was compiled; build every call the same way"
-            )
+        self._known = KnownCall(args, kwargs)
+        return tensors
 
 
 class _Forgetful:

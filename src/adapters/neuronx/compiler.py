@@ -22,7 +22,7 @@ from trnport.adapters.neuronx.lowering import (
 from trnport.adapters.neuronx.rewritten import Rewritten, rewrite
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.ports.compiler import Compiler, Program
-from trnport.core.program_table import ProgramTable, require_signature
+from trnport.core.program_table import CallCheck, ProgramTable
 from trnport.core.signature import signature_of
 
 
@@ -67,6 +67,7 @@ class NeuronxProgram:
     signature: str
     _settings: Settings
     _build: Lowering
+    _check: CallCheck = attrs.field(factory=CallCheck, init=False, repr=False)
     _call: Callable[..., Any] = attrs.field(init=False)
     _is_traced: bool = attrs.field(init=False, default=False)
     rewritten: Rewritten | None = attrs.field(init=False, default=None)
@@ -84,7 +85,7 @@ class NeuronxProgram:
                 function looked at something else that has changed since it was traced.
             CompilationError: At the first call: the graph cannot be rewritten or compiled.
         """
-        require_signature(self, args, kwargs)
+        self._check.require(self, args, kwargs)
         return self._call(*args, **kwargs)
 
     def _compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
-from vllm.v1.outputs import SamplerOutput
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.sampled import SampledRequests
@@ -14,13 +11,26 @@ from trnport.adapters.vllm.sampling import HostSampler, apply_grammar
 from trnport.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.outputs import LogprobsTensors
 
     from trnport.core.engine.result import StepResult
 
-Chosen = tuple[list[str], SamplerOutput]
-"""n request ids, and the sampler's n rows."""
+
+class Chosen(NamedTuple):
+    """The next tokens of n requests.
+
+    Attributes:
+        request_ids: n ids.
+        token_ids: n tokens.
+        logprobs: Rows of the first requests; None if nobody asked for any.
+    """
+
+    request_ids: list[str]
+    token_ids: list[int]
+    logprobs: LogprobsTensors | None = None
 
 
 class TokenChooser:
@@ -55,17 +65,21 @@ class TokenChooser:
             grammar: Masks of constrained requests; programs that sample have applied them.
             result: At least one request's logits or tokens; logits may be changed in place.
         """
+        ids = result.request_ids
         if result.token_ids is None:
-            return self._on_host(schedule, grammar, result, list(range(len(result.request_ids))))
-        host = [i for i, name in enumerate(result.request_ids) if self._needs_host(name)]
-        device = [i for i in range(len(result.request_ids)) if i not in set(host)]
-        ids = [result.request_ids[i] for i in device]
-        drawn = SamplerOutput(result.token_ids[device][:, None], None)
+            return self._on_host(schedule, grammar, ids, result.require_logits())
+        drawn = result.token_ids.tolist()
+        host = [row for row, name in enumerate(ids) if self._needs_host(name)]
         if not host:
-            return ids, drawn
-        host_ids, output = self._on_host(schedule, grammar, result, host)
-        tokens = torch.cat([output.sampled_token_ids.to(torch.int64), drawn.sampled_token_ids])
-        return host_ids + ids, SamplerOutput(tokens, output.logprobs_tensors)
+            return Chosen(ids, drawn)
+        logits = result.require_logits()[host]
+        chosen = self._on_host(schedule, grammar, [ids[row] for row in host], logits)
+        device = [row for row in range(len(ids)) if row not in set(host)]
+        return Chosen(
+            chosen.request_ids + [ids[row] for row in device],
+            chosen.token_ids + [drawn[row] for row in device],
+            chosen.logprobs,
+        )
 
     def _needs_host(self, request_id: str) -> bool:
         if self._sampler.has_custom_processors:
@@ -77,10 +91,9 @@ class TokenChooser:
         self,
         schedule: SchedulerOutput,
         grammar: GrammarOutput | None,
-        result: StepResult,
-        rows: list[int],
+        ids: list[str],
+        logits: Tensor,
     ) -> Chosen:
-        ids = [result.request_ids[row] for row in rows]
-        logits = result.require_logits()[rows]
         apply_grammar(schedule, grammar, ids, logits)
-        return ids, self._sampler.sample(ids, logits)
+        output = self._sampler.sample(ids, logits)
+        return Chosen(ids, output.sampled_token_ids.flatten().tolist(), output.logprobs_tensors)

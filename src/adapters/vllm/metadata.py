@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build vLLM's SamplingMetadata from our requests, anew for each step."""
+"""Build vLLM's SamplingMetadata from our requests."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ def sampling_metadata(
             if r.params.bad_words_token_ids
         },
         logitsprocs=processors,
+    )
+
+
+def is_plain_greedy(metadata: SamplingMetadata, requests: Requests) -> bool:
+    """Whether the largest logit of each row is all that is asked for.
+
+    Args:
+        metadata: What :func:`sampling_metadata` made of these requests.
+        requests: They may be told by a grammar what to leave out, since that is done before.
+    """
+    return (
+        metadata.all_greedy
+        and metadata.no_penalties
+        and metadata.max_num_logprobs is None
+        and metadata.allowed_token_ids_mask is None
+        and not metadata.bad_words_token_ids
+        and not any(r.params.min_tokens or r.params.logit_bias for r in requests)
     )
 
 

@@ -3,7 +3,8 @@
 
 vLLM's sampler and logits processors are what users compare with, so they are used as they
 are: penalties, min-p, logit bias, bad words, minimum length, logprobs and custom processors
-all mean what they mean elsewhere. Only the functions that need a compiled kernel are replaced.
+all mean what they mean elsewhere. Replaced are only the functions that need a compiled kernel,
+and those at the end, which choose one of the remaining tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
     BatchUpdate,
@@ -21,21 +23,18 @@ from vllm.v1.sample.logits_processor import (
     MoveDirectionality,
     build_logitsprocs,
 )
-from vllm.v1.sample.ops.topk_topp_sampler import (
-    TopKTopPSampler,
-    apply_top_k_top_p_pytorch,
-    random_sample,
-)
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p_pytorch
 from vllm.v1.sample.sampler import Sampler
 
-from trnport.adapters.vllm.metadata import sampling_metadata
+from trnport.adapters.vllm.draw import draw, largest
+from trnport.adapters.vllm.metadata import is_plain_greedy, sampling_metadata
 from trnport.adapters.vllm.rows import SWAP, RowChanges, row_changes
-from trnport.adapters.vllm.sampled import SampledRequests
+from trnport.adapters.vllm.sampled import SampledRequest, SampledRequests
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
 
 
 class HostSampler:
@@ -52,7 +51,10 @@ class HostSampler:
             is_pooling_model=False,
             custom_logitsprocs=model_config.logits_processors or (),
         )
-        self._rows: list[str] = []
+        # Everything about the rows of the last step; mostly the next one has the same.
+        self._rows: list[SampledRequest] = []
+        self._metadata: SamplingMetadata | None = None
+        self._takes_largest = False
         built_in = tuple(BUILTIN_LOGITS_PROCESSORS)
         self.has_custom_processors = any(type(p) not in built_in for p in self._processors.all)
         """Whether users brought processors of their own, which may change any row."""
@@ -67,23 +69,28 @@ class HostSampler:
         Returns:
             ``sampled_token_ids`` is ``[n, 1]``; ``logprobs_tensors`` has n rows or is None.
         """
-        self._update_processors(list(request_ids))
-        requests = [self._sampled[request_id] for request_id in request_ids]
-        metadata = sampling_metadata(requests, logits.shape[-1], self._processors)
-        return self._sampler(logits=logits, sampling_metadata=metadata)
-
-    def _update_processors(self, request_ids: list[str]) -> None:
-        changes = row_changes(self._rows, request_ids)
-        self._rows = request_ids
-        update = self._batch_update(changes) if changes else None
+        rows = [self._sampled[request_id] for request_id in request_ids]
+        update = None
+        if rows != self._rows or self._metadata is None:
+            update = self._change_rows(rows, logits.shape[-1])
+        elif self._takes_largest:
+            return SamplerOutput(largest(logits)[:, None], None)
         for processor in self._processors.all:
             processor.update_state(update)
+        return self._sampler(logits=logits, sampling_metadata=self._metadata)
 
-    def _batch_update(self, changes: RowChanges) -> BatchUpdate:
-        added = []
-        for row, request_id in changes.added:
-            request = self._sampled[request_id]
-            added.append((row, request.params, request.prompt, request.outputs))
+    def _change_rows(self, rows: list[SampledRequest], vocab_size: int) -> BatchUpdate | None:
+        # By the objects and not by the ids: an id may come back as another request.
+        changes = row_changes(self._rows, rows)
+        self._rows = rows
+        self._metadata = sampling_metadata(rows, vocab_size, self._processors)
+        self._takes_largest = not self.has_custom_processors and is_plain_greedy(
+            self._metadata, rows
+        )
+        return self._batch_update(changes) if changes else None
+
+    def _batch_update(self, changes: RowChanges[SampledRequest]) -> BatchUpdate:
+        added = [(row, r.params, r.prompt, r.outputs) for row, r in changes.added]
         kinds = {True: MoveDirectionality.SWAP, False: MoveDirectionality.UNIDIRECTIONAL}
         return BatchUpdate(
             batch_size=len(self._rows),
@@ -126,7 +133,7 @@ class _PortableSampler(Sampler):
     @staticmethod
     def greedy_sample(logits: Tensor) -> Tensor:
         """Index of the largest logit of each row, the lowest among equals."""
-        return logits.argmax(dim=-1).view(-1)
+        return largest(logits)
 
 
 class _PortableTopKTopP(TopKTopPSampler):
@@ -151,5 +158,4 @@ class _PortableTopKTopP(TopKTopPSampler):
             processed = logits
         elif self.logprobs_mode == "processed_logprobs":
             processed = logits.log_softmax(dim=-1, dtype=torch.float32)
-        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
-        return random_sample(probabilities, generators, self.use_fp64_gumbel), processed
+        return draw(logits, generators), processed

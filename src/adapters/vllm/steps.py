@@ -91,14 +91,12 @@ class StepRunner:
         self, schedule: SchedulerOutput, grammar: GrammarOutput | None, result: StepResult
     ) -> ModelRunnerOutput:
         if not result.request_ids:
-            return build_output(schedule.num_scheduled_tokens, [], None)
-        request_ids, output = self._chooser.choose(schedule, grammar, result)
-        for request_id, (token,) in zip(
-            request_ids, output.sampled_token_ids.tolist(), strict=True
-        ):
+            return build_output(schedule.num_scheduled_tokens)
+        chosen = self._chooser.choose(schedule, grammar, result)
+        for request_id, token in zip(chosen.request_ids, chosen.token_ids, strict=True):
             self._batch[request_id].token_ids.append(token)
             self._sampled.append(request_id, token)
-        return build_output(schedule.num_scheduled_tokens, request_ids, output)
+        return build_output(schedule.num_scheduled_tokens, *chosen)
 
     def _score_prompts(
         self, schedule: SchedulerOutput, result: StepResult

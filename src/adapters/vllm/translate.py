@@ -85,7 +85,7 @@ def _add(batch: BatchState, sampled: SampledRequests, new: NewRequestData) -> No
             random_stream=stream,
         )
     )
-    _replace_blocks(batch[new.req_id], new.block_ids)
+    batch[new.req_id].replace_blocks(new.block_ids)
 
 
 def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestData) -> None:
@@ -95,17 +95,18 @@ def _update(batch: BatchState, sampled: SampledRequests, cached: CachedRequestDa
         if request_id in cached.resumed_req_ids:
             # Preempted: its blocks were given away, and these are all it has now.
             nothing: Sequence[Sequence[int]] = [()] * (1 + len(request.further_block_ids))
-            _replace_blocks(request, new_blocks or nothing)
+            request.replace_blocks(new_blocks or nothing)
         elif new_blocks is not None:
             for group, blocks in enumerate(new_blocks):
                 request.blocks_of(group).extend(blocks)
         request.num_computed_tokens = cached.num_computed_tokens[i]
-        _restore_tokens(request, cached.all_token_ids.get(request_id), cached.num_output_tokens[i])
-        if request_id in sampled:
+        tokens = cached.all_token_ids.get(request_id)
+        changed = _restore_tokens(request, tokens, cached.num_output_tokens[i])
+        if changed and request_id in sampled:
             sampled.restore(request_id, request.token_ids[request.num_prompt_tokens :])
 
 
-def _restore_tokens(request: Request, tokens: list[int] | None, num_output_tokens: int) -> None:
+def _restore_tokens(request: Request, tokens: list[int] | None, num_output_tokens: int) -> bool:
     """Agree with the scheduler on the tokens of a request.
 
     Args:
@@ -113,14 +114,14 @@ def _restore_tokens(request: Request, tokens: list[int] | None, num_output_token
         tokens: All tokens it knows, sent for requests that sat out the last step; else None.
         num_output_tokens: Output tokens the scheduler counts, with those of steps it has not
             heard of yet. Fewer than ours means that it took some back.
+
+    Returns:
+        Whether they may be others than before; not so in nearly every step.
     """
+    if tokens is None and request.num_generated <= num_output_tokens:
+        return False
     if tokens is not None:
         # Not the tail: a step that is under way for the scheduler may have been sampled here.
         request.token_ids[: len(tokens)] = tokens
     del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
-
-
-def _replace_blocks(request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-    """Take over the blocks of every group of layers; the lists stay the scheduler's own."""
-    first, *further = map(list, block_ids)
-    request.block_ids, request.further_block_ids = first, further
+    return True

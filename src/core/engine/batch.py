@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import attrs
 
@@ -12,17 +14,27 @@ from trnport.core.engine.sampling import SamplingParams
 from trnport.core.errors import RequestError
 
 
+def _blocks(ids: Iterable[int]) -> array[int]:
+    return ids if isinstance(ids, array) else array("i", ids)
+
+
+def _groups(groups: Iterable[Iterable[int]]) -> list[array[int]]:
+    return [_blocks(ids) for ids in groups]
+
+
 @attrs.define(eq=False)
 class Request:
     """One sequence.
+
+    Block ids are packed, so that a step copies them into its tables as they are.
 
     Attributes:
         request_id: Unique name.
         token_ids: Every known token: the prompt, then what was generated.
         num_prompt_tokens: How many of them are the prompt.
         sampling: How the next token is chosen.
-        block_ids: KV blocks owned, in order of position, in the first group of layers; there
-            is no other unless vLLM frees blocks behind sliding windows.
+        block_ids: int32 ids of the KV blocks owned, in order of position, in the first group
+            of layers; there is no other unless vLLM frees blocks behind sliding windows.
         num_computed_tokens: Leading tokens whose keys and values are in the cache.
         further_block_ids: The same for each further group.
         prefill_until: Tokens before this position are computed by prefill programs even when
@@ -35,9 +47,9 @@ class Request:
     token_ids: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
-    block_ids: list[int] = attrs.field(factory=list)
+    block_ids: array[int] = attrs.field(converter=_blocks, default=())
     num_computed_tokens: int = 0
-    further_block_ids: list[list[int]] = attrs.field(factory=list)
+    further_block_ids: list[array[int]] = attrs.field(converter=_groups, default=())
     prefill_until: int = 0
     prompt_embeds: PromptEmbeds | None = None
     random_stream: int = 0
@@ -47,11 +59,17 @@ class Request:
         """Known tokens behind the prompt."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    def blocks_of(self, group: int) -> list[int]:
+    def blocks_of(self, group: int) -> array[int]:
         """KV blocks owned in one group of layers; none in one the request knows nothing of."""
         if group == 0:
             return self.block_ids
-        return self.further_block_ids[group - 1] if group <= len(self.further_block_ids) else []
+        if group <= len(self.further_block_ids):
+            return self.further_block_ids[group - 1]
+        return array("i")
+
+    def replace_blocks(self, groups: Iterable[Iterable[int]]) -> None:
+        """Own copies of these blocks and no others; an item for each group of layers."""
+        self.block_ids, *self.further_block_ids = (array("i", ids) for ids in groups)
 
 
 class BatchState:
@@ -89,8 +107,7 @@ class BatchState:
         return len(self._requests)
 
 
-@attrs.frozen
-class Work:
+class Work(NamedTuple):
     """New tokens to compute for one request in one step."""
 
     request: Request
@@ -131,5 +148,9 @@ def split_by_phase(
     Returns:
         Prefills and decodes, each in the order of ``scheduled``.
     """
-    work = [Work(batch[request_id], count) for request_id, count in scheduled.items()]
-    return [w for w in work if not w.is_decode], [w for w in work if w.is_decode]
+    prefills: list[Work] = []
+    decodes: list[Work] = []
+    for request_id, count in scheduled.items():
+        work = Work(batch[request_id], count)
+        (decodes if work.is_decode else prefills).append(work)
+    return prefills, decodes

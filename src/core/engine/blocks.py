@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trnport.core.errors import CapacityError
 from trnport.core.kv.slots import NULL_BLOCK
 
@@ -28,6 +30,6 @@ class BlockPool:
             raise CapacityError(f"{count} KV blocks are needed, {len(self._free)} are free")
         return [self._free.pop() for _ in range(count)]
 
-    def give_back(self, block_ids: list[int]) -> None:
+    def give_back(self, block_ids: Iterable[int]) -> None:
         """Return blocks to the pool."""
         self._free.extend(block_ids)

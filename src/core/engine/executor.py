@@ -15,7 +15,7 @@ from trnport.core.engine.hidden import HeadProgram, HiddenRows, head_rows
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.observer import StepObserver
 from trnport.core.engine.programs import Programs
-from trnport.core.engine.result import StepResult, row_of
+from trnport.core.engine.result import Piece, StepResult
 from trnport.core.engine.sampling_inputs import Masks, SamplingInputBuilder
 from trnport.core.metadata import ModelOutput, StepInput
 from trnport.core.model import CausalLM
@@ -82,14 +82,13 @@ class StepExecutor:
         """
         prefills, decodes = split_by_phase(batch, scheduled)
         hidden: dict[str, HiddenRows] = {}
-        rows = dict(self._prefill_rows(prefills, masks, hidden))
-        rows.update(self._decode_rows(decodes, masks))
+        pieces = [*self._prefill_pieces(prefills, masks, hidden)]
+        pieces += self._decode_pieces(decodes, masks)
         for work in (*prefills, *decodes):
             work.request.num_computed_tokens += work.num_tokens
-        ids = [request.request_id for request in batch if request.request_id in rows]
-        if not ids:
+        if not pieces:
             return StepResult([], torch.empty(0, self._model.vocab_size), None, hidden)
-        return StepResult.collect(ids, rows, hidden)
+        return StepResult.collect((request.request_id for request in batch), pieces, hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab_size]`` of n rows of a step's ``hidden_states``."""
@@ -127,9 +126,9 @@ class StepExecutor:
                 self.compute_logits(some.rows[:1])
             report(total, "ready")
 
-    def _prefill_rows(
+    def _prefill_pieces(
         self, prefills: list[Work], masks: Masks, hidden: dict[str, HiddenRows]
-    ) -> Iterator[tuple[str, ModelOutput]]:
+    ) -> Iterator[Piece]:
         for work in prefills:
             output = self._run(self._inputs.prefill(work), [work], masks)
             if output.hidden_states is not None and work.needs_prefill:
@@ -137,16 +136,16 @@ class StepExecutor:
                     work.request.num_computed_tokens, output.hidden_states[: work.num_tokens]
                 )
             if work.reaches_end and self._inputs.features.generates:
-                yield work.request.request_id, row_of(output, 0)
+                yield Piece.of([work.request.request_id], [0], output)
 
-    def _decode_rows(self, decodes: list[Work], masks: Masks) -> Iterator[tuple[str, ModelOutput]]:
+    def _decode_pieces(self, decodes: list[Work], masks: Masks) -> Iterator[Piece]:
         if not decodes:
             return
         step = self._inputs.decode([work.request for work in decodes])
         output = self._run(step, decodes, masks)
-        for row, work in enumerate(decodes):
-            if work.reaches_end:
-                yield work.request.request_id, row_of(output, row)
+        rows = [row for row, work in enumerate(decodes) if work.reaches_end]
+        if rows:
+            yield Piece.of([decodes[row].request.request_id for row in rows], rows, output)
 
     def _run(self, step: StepInput, works: list[Work], masks: Masks) -> ModelOutput:
         if self._sampling:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -14,8 +15,9 @@ from trnport.core.engine.batch import Request, Work
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.embeds import step_embeds
 from trnport.core.engine.features import Features
+from trnport.core.engine.packed import int32, int64
 from trnport.core.engine.tables import TableKind, block_tables
-from trnport.core.kv.slots import PAD_SLOT, slot_mapping
+from trnport.core.kv.slots import PAD_SLOT, slot_mapping, slot_of
 from trnport.core.metadata import AttentionMetadata, StepInput
 
 PAD_TOKEN = 0
@@ -23,14 +25,6 @@ PAD_TOKEN = 0
 
 DECODE_TOKEN_THRESHOLD = 1
 """Query length of a decode row; grows with drafted tokens once there is speculation."""
-
-
-def _int64(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
-
-
-def _int32(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 @attrs.frozen
@@ -56,6 +50,17 @@ class InputBuilder:
     device: torch.device = torch.device("cpu")
     kinds: Mapping[str, TableKind] = attrs.field(factory=dict)
     features: Features = attrs.field(factory=Features)
+    # Each layer's kind of table, and the kinds that occur; they are the same at every step.
+    _kind_of: dict[str, TableKind] = attrs.field(init=False, repr=False, eq=False)
+    _kinds: tuple[TableKind, ...] = attrs.field(init=False, repr=False, eq=False)
+
+    @_kind_of.default
+    def _find_kind_of(self) -> dict[str, TableKind]:
+        return {name: self.kinds.get(name, TableKind()) for name in self.layer_names}
+
+    @_kinds.default
+    def _find_kinds(self) -> tuple[TableKind, ...]:
+        return tuple(dict.fromkeys(self._kind_of.values()))
 
     def prefill(self, work: Work) -> StepInput:
         """One request's next chunk of prompt."""
@@ -73,8 +78,8 @@ class InputBuilder:
             tokens=padded,
             context=context,
             rows=1,
-            cached_seq_len=_int32([[start]], self.device),
-            seq_lens=_int32([len(request.token_ids)], self.device),
+            cached_seq_len=self._int32([start]).view(1, 1),
+            seq_lens=self._int32([len(request.token_ids)]),
             max_query_len=padded,
             kv_segment_size=padded if context else 0,
         )
@@ -84,12 +89,12 @@ class InputBuilder:
         )
         return StepInput(
             name=signature.name,
-            input_ids=_int64(tokens, self.device),
+            input_ids=self._int64(tokens),
             # The last real position is repeated: a padding row then never reads past the
             # positions that exist.
-            positions=_int32(positions + positions[-1:] * padding, self.device),
+            positions=self._int32(positions + positions[-1:] * padding),
             attn_metadata=metadata,
-            sampling_positions=_int64([count - 1], self.device),
+            sampling_positions=self._int64([count - 1]),
             return_hidden_states=self.features.returns_hidden_states,
             inputs_embeds=embeds,
             is_token_ids=is_token_ids,
@@ -98,7 +103,8 @@ class InputBuilder:
     def decode(self, requests: Sequence[Request]) -> StepInput:
         """One new token for each of several requests."""
         positions = [request.num_computed_tokens for request in requests]
-        signature = self.buckets.decode_signature(len(requests), max(positions) + 1)
+        longest = max(positions)
+        signature = self.buckets.decode_signature(len(requests), longest + 1)
         rows, context = signature
         padding = rows - len(requests)
         metadata = self._by_layer(
@@ -108,8 +114,8 @@ class InputBuilder:
             tokens=rows,
             context=context,
             rows=rows,
-            cached_seq_len=_int32([[max(positions)]], self.device),
-            seq_lens=_int32([p + 1 for p in positions] + [1] * padding, self.device),
+            cached_seq_len=self._int32([longest]).view(1, 1),
+            seq_lens=self._int32([p + 1 for p in positions] + [1] * padding),
             max_query_len=1,
             kv_segment_size=0,
         )
@@ -118,10 +124,10 @@ class InputBuilder:
         embeds, is_token_ids = step_embeds(self.features.prompt_embeds, rows, self.device)
         return StepInput(
             name=signature.name,
-            input_ids=_int64(tokens + [PAD_TOKEN] * padding, self.device),
-            positions=_int32(positions + [0] * padding, self.device),
+            input_ids=self._int64(tokens + [PAD_TOKEN] * padding),
+            positions=self._int32(positions + [0] * padding),
             attn_metadata=metadata,
-            sampling_positions=_int64(range(rows), self.device),
+            sampling_positions=self._int64(range(rows)),
             inputs_embeds=embeds,
             is_token_ids=is_token_ids,
         )
@@ -142,7 +148,7 @@ class InputBuilder:
         Layers with the same kind of table get the same object; ``common`` is equal in all.
         """
         by_kind: dict[TableKind, AttentionMetadata] = {}
-        for kind in {self._kind(name): None for name in self.layer_names}:
+        for kind in self._kinds:
             table, offsets = block_tables(
                 kind, requests, positions, context=context, rows=rows, block_size=self.block_size
             )
@@ -152,13 +158,10 @@ class InputBuilder:
                 block_size=self.block_size,
                 max_blocks_per_seq=table.shape[1],
                 decode_token_threshold=DECODE_TOKEN_THRESHOLD,
-                swa_kv_pos_offset=_int32(offsets, self.device),
+                swa_kv_pos_offset=self._int32(offsets),
                 **common,
             )
-        return {name: by_kind[self._kind(name)] for name in self.layer_names}
-
-    def _kind(self, layer: str) -> TableKind:
-        return self.kinds.get(layer, TableKind())
+        return {name: by_kind[kind] for name, kind in self._kind_of.items()}
 
     def _slots(
         self,
@@ -168,11 +171,17 @@ class InputBuilder:
         count: int,
         tokens: int,
     ) -> Tensor:
-        slots = [
-            slot
-            for request, start in zip(requests, positions, strict=True)
-            for slot in slot_mapping(
-                request.blocks_of(group), start, start + count, self.block_size
-            )
-        ]
-        return _int64(slots + [PAD_SLOT] * (tokens - len(slots)), self.device)
+        size = self.block_size
+        rows = [(r.blocks_of(group), p) for r, p in zip(requests, positions, strict=True)]
+        if count == 1:
+            slots = [slot_of(blocks, position, size) for blocks, position in rows]
+        else:
+            runs = [slot_mapping(blocks, start, start + count, size) for blocks, start in rows]
+            slots = list(chain.from_iterable(runs))
+        return self._int64(slots + [PAD_SLOT] * (tokens - len(slots)))
+
+    def _int32(self, values: Iterable[int]) -> Tensor:
+        return int32(values).to(self.device)
+
+    def _int64(self, values: Iterable[int]) -> Tensor:
+        return int64(values).to(self.device)

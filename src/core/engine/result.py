@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
 
 import attrs
 import torch
@@ -12,6 +12,30 @@ from torch import Tensor
 
 from trnport.core.engine.hidden import HiddenRows
 from trnport.core.metadata import ModelOutput
+
+
+class Piece(NamedTuple):
+    """What one program gave for the requests whose next token can be sampled.
+
+    Attributes:
+        request_ids: n ids.
+        logits: ``[n, vocab_size]``, or None.
+        token_ids: ``[n]`` int64, or None.
+    """
+
+    request_ids: list[str]
+    logits: Tensor | None
+    token_ids: Tensor | None
+
+    @classmethod
+    def of(cls, request_ids: list[str], rows: list[int], output: ModelOutput) -> Self:
+        """Some rows of a program's output, ascending; views of it if they are its first ones."""
+        picked = slice(len(rows)) if rows[-1] == len(rows) - 1 else rows
+        return cls(
+            request_ids,
+            None if output.logits is None else output.logits[picked],
+            None if output.token_ids is None else output.token_ids[picked],
+        )
 
 
 @attrs.frozen(eq=False)
@@ -32,19 +56,25 @@ class StepResult:
 
     @classmethod
     def collect(
-        cls,
-        request_ids: list[str],
-        rows: Mapping[str, ModelOutput],
-        hidden_states: dict[str, HiddenRows],
+        cls, order: Iterable[str], pieces: Sequence[Piece], hidden_states: dict[str, HiddenRows]
     ) -> Self:
-        """Stack the rows of some requests, at least one."""
-        outputs = [rows[request_id] for request_id in request_ids]
-        return cls(
-            request_ids=request_ids,
-            logits=_stack([output.logits for output in outputs]),
-            token_ids=_stack([output.token_ids for output in outputs]),
-            hidden_states=hidden_states,
-        )
+        """Put the rows of some programs, at least one, into one order.
+
+        Args:
+            order: Ids in the order that the result is to have; others may be among them.
+            pieces: At least one; no id is in two of them.
+            hidden_states: Passed on.
+        """
+        found = [request_id for piece in pieces for request_id in piece.request_ids]
+        logits = _join([piece.logits for piece in pieces])
+        token_ids = _join([piece.token_ids for piece in pieces])
+        row_of = {request_id: row for row, request_id in enumerate(found)}
+        ids = [request_id for request_id in order if request_id in row_of]
+        if ids != found:
+            rows = [row_of[request_id] for request_id in ids]
+            logits = None if logits is None else logits[rows]
+            token_ids = None if token_ids is None else token_ids[rows]
+        return cls(ids, logits, token_ids, hidden_states)
 
     def require_logits(self) -> Tensor:
         """The logits.
@@ -57,14 +87,8 @@ class StepResult:
         return self.logits
 
 
-def row_of(output: ModelOutput, row: int) -> ModelOutput:
-    """One row of a program's logits and tokens."""
-    return ModelOutput(
-        logits=None if output.logits is None else output.logits[row],
-        token_ids=None if output.token_ids is None else output.token_ids[row],
-    )
-
-
-def _stack(rows: list[Tensor | None]) -> Tensor | None:
-    present = [row for row in rows if row is not None]
-    return torch.stack(present) if present else None
+def _join(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    if len(present) < 2:
+        return present[0] if present else None  # mostly: without a copy of the logits
+    return torch.cat(present)

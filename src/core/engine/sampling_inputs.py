@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import attrs
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.batch import Request
-from trnport.core.engine.streams import random_key
+from trnport.core.engine.packed import bits64, float32, int64
+from trnport.core.engine.streams import random_keys
 from trnport.core.metadata import SamplingInputs, StepInput
 
 _PADDING = (1.0, 1.0, 0.0)
@@ -35,6 +38,8 @@ class SamplingInputBuilder:
     all_greedy: bool = False
     masked: bool = False
     device: torch.device = torch.device("cpu")
+    # Masks that forbid nothing, by rows: megabytes, and programs only read them.
+    _free: dict[int, Tensor] = attrs.field(factory=dict, init=False, repr=False, eq=False)
 
     @classmethod
     def of(
@@ -68,10 +73,12 @@ class SamplingInputBuilder:
     def _parameters(self, requests: Sequence[Request], rows: int) -> SamplingInputs:
         padding = rows - len(requests)
         params = [self._triple(request) for request in requests] + [_PADDING] * padding
-        keys = [random_key(r.random_stream, r.num_generated) for r in requests] + [0] * padding
+        keys = random_keys(
+            bits64(r.random_stream for r in requests), int64(r.num_generated for r in requests)
+        )
         return SamplingInputs(
-            sampler_params=torch.tensor(params, dtype=torch.float32).to(self.device),
-            random_keys=torch.tensor(keys, dtype=torch.int64).to(self.device),
+            sampler_params=float32(chain.from_iterable(params)).view(rows, 3).to(self.device),
+            random_keys=pad(keys, (0, padding)).to(self.device),
         )
 
     def _triple(self, request: Request) -> tuple[float, float, float]:
@@ -81,8 +88,16 @@ class SamplingInputBuilder:
         return float(top_k), sampling.top_p, sampling.temperature
 
     def _mask(self, requests: Sequence[Request], masks: Masks, rows: int) -> Tensor:
+        if not masks:
+            return self._free_rows(rows)
         mask = torch.ones(rows, self.vocab_size, dtype=torch.bool)
         for row, request in enumerate(requests):
             if request.request_id in masks:
                 mask[row] = masks[request.request_id]
         return mask.to(self.device)
+
+    def _free_rows(self, rows: int) -> Tensor:
+        if rows not in self._free:
+            free = torch.ones(rows, self.vocab_size, dtype=torch.bool)
+            self._free[rows] = free.to(self.device)
+        return self._free[rows]

@@ -225,13 +225,13 @@ class Session:
             if needed > self._pool.num_free:
                 return
             self._waiting.popleft()
-            job.request.block_ids = self._pool.take(needed)
+            job.request.replace_blocks([self._pool.take(needed)])
             self._batch.add(job.request)
             self._running[job.request.request_id] = job
 
     def _tokens(self, result: StepResult, requests: list[Request]) -> list[int]:
         if result.token_ids is not None:
-            return [int(token) for token in result.token_ids]
+            return result.token_ids.tolist()
         return self._sampler.sample(result.require_logits(), requests)
 
     def _next_tokens(self, job: _Job) -> int:

@@ -7,7 +7,9 @@ else. Recomputing after a preemption, or a schedule made ahead of the tokens, ch
 
 from __future__ import annotations
 
-from trnport.core.functional.random import mix, signed, split
+from torch import Tensor
+
+from trnport.core.functional.random import mix, mix_bits, split, split_each
 
 
 class RandomStreams:
@@ -33,11 +35,14 @@ class RandomStreams:
         return split(self._state, self._count)
 
 
-def random_key(stream: int, num_generated: int) -> int:
-    """Key of the noise for a request's next token, a signed 64-bit integer.
+def random_keys(streams: Tensor, num_generated: Tensor) -> Tensor:
+    """Keys of the noise for n requests' next tokens.
 
     Args:
-        stream: The request's.
-        num_generated: Tokens it has generated before.
+        streams: ``[n]`` int64, the bit patterns of the requests' streams.
+        num_generated: ``[n]`` int64, tokens each has generated before.
+
+    Returns:
+        ``[n]`` int64.
     """
-    return signed(mix(split(stream, num_generated)))
+    return mix_bits(split_each(streams, num_generated))

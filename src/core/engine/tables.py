@@ -8,13 +8,14 @@ block of the first readable position, and says in an offset which position that 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from trnport.core.engine.batch import Request
+from trnport.core.engine.packed import int32
 from trnport.core.kv.groups import KVGroups
 from trnport.core.kv.slots import NULL_BLOCK
 from trnport.core.kv.spec import KVSpec
@@ -73,12 +74,14 @@ def block_tables(
         0 for padding rows.
     """
     columns = kind.columns(context, block_size)
-    table = torch.full((rows, columns), -1, dtype=torch.int32)
+    cells = array("i", (-1,)) * (rows * columns)
     offsets = [0] * rows
     for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
         first = kind.first_column(position, block_size)
         owned = request.blocks_of(kind.group)[first : first + columns]
-        table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+        start = row * columns
+        cells[start : start + len(owned)] = owned
         offsets[row] = first * block_size
+    table = int32(cells).view(rows, columns)
     # vLLM writes the null block for "none", and for blocks that left the window.
     return table.masked_fill_(table == NULL_BLOCK, -1), offsets

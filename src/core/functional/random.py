@@ -40,6 +40,18 @@ def signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+def mix_bits(values: Tensor) -> Tensor:
+    """:func:`mix` of each value; int64 bit patterns of any shape."""
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
+        values = (values ^ _logical_shift(values, shift)) * signed(multiplier)  # wraps around
+    return values ^ _logical_shift(values, _LAST_SHIFT)
+
+
+def split_each(states: Tensor, counts: Tensor) -> Tensor:
+    """:func:`split` of each state at the count in its place; both int64, of shapes that match."""
+    return mix_bits(states + (counts + 1) * signed(_GOLDEN))  # int64 wraps around
+
+
 def split_rows(keys: Tensor, counts: Tensor) -> Tensor:
     """:func:`split` of every key at every count.
 
@@ -50,10 +62,7 @@ def split_rows(keys: Tensor, counts: Tensor) -> Tensor:
     Returns:
         ``[B, C]`` int64, bit patterns.
     """
-    value = keys[:, None] + (counts + 1)[None, :] * signed(_GOLDEN)  # int64 wraps around
-    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
-        value = (value ^ _logical_shift(value, shift)) * signed(multiplier)
-    return value ^ _logical_shift(value, _LAST_SHIFT)
+    return split_each(keys[:, None], counts[None, :])
 
 
 def gumbel(keys: Tensor, counts: Tensor) -> Tensor:

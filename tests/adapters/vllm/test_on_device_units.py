@@ -123,8 +123,8 @@ def test_rows_of_both_kinds_keep_their_tokens_and_logprobs():
     logits = torch.randn(4, 37, generator=torch.Generator().manual_seed(0))
     # Numbers that no sampler would give, so that it shows where a token comes from.
     result = StepResult(list(requests), logits.clone(), torch.tensor([30, 31, 32, 33]))
-    ids, output = chooser(DEVICE, **requests).choose(schedule_of(requests), None, result)
-    report = build_output([*requests, "chunk"], ids, output)
+    chosen = chooser(DEVICE, **requests).choose(schedule_of(requests), None, result)
+    report = build_output([*requests, "chunk"], *chosen)
     tokens = {i: report.sampled_token_ids[row] for i, row in report.req_id_to_index.items()}
     best = int(logits[3].argmax())
     assert tokens == {"a": [30], "b": [7], "c": [32], "d": [best], "chunk": []}
@@ -139,8 +139,8 @@ def test_a_grammar_also_holds_for_rows_that_the_host_samples():
     words[:, 0] = [1 << 5, 1 << 9]
     result = StepResult(["a", "b"], torch.randn(2, 37), torch.tensor([5, 30]))
     grammar = GrammarOutput(["a", "b"], words)
-    ids, output = chooser(DEVICE, **requests).choose(schedule_of(requests), grammar, result)
-    assert dict(zip(ids, output.sampled_token_ids[:, 0].tolist(), strict=True)) == {"a": 5, "b": 9}
+    chosen = chooser(DEVICE, **requests).choose(schedule_of(requests), grammar, result)
+    assert dict(zip(chosen.request_ids, chosen.token_ids, strict=True)) == {"a": 5, "b": 9}
 
 
 def test_custom_processors_see_every_row_or_none():
@@ -162,7 +162,7 @@ def test_custom_processors_see_every_row_or_none():
 
     result = StepResult(["a"], torch.randn(1, 37), torch.tensor([30]))
     choose = chooser(DEVICE, [Seven], a={"temperature": 0}).choose
-    assert choose(schedule_of("a"), None, result)[1].sampled_token_ids.tolist() == [[7]]
+    assert choose(schedule_of("a"), None, result).token_ids == [7]
     with pytest.raises(ConfigError, match=r"max_logprobs=0.*processors"):
         chooser(SILENT, [Seven])
 

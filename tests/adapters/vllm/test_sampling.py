@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
@@ -121,6 +123,63 @@ def test_seeds_differ_and_repeat():
     assert draws[0] == draws[2] != draws[1]
 
 
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 0, "logprobs": 1},
+    {"temperature": 0, "min_tokens": 2, "stop_token_ids": [2, 3, 4, 5, 6, 7, 8]},
+    {"temperature": 0, "logit_bias": {3: 50.0}},
+    {"temperature": 0, "frequency_penalty": 1.0},
+    {"temperature": 0, "allowed_token_ids": [4, 5]},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 0.9, "seed": 6, "min_p": 0.2, "top_k": 4},
+]
+
+
+@given(
+    steps=st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=3), max_size=8
+    ),
+    order=st.randoms(use_true_random=False),
+)
+def test_what_is_kept_of_the_rows_equals_a_rebuild(steps, order):
+    """Requests come, go and change places, and ids come back as other requests."""
+    kept, rebuilt = Bench(), Bench()
+    running = []
+    for number, changes in enumerate(steps):
+        for name, kind in changes:
+            if name in running:
+                running.remove(name)
+            for bench in (kept, rebuilt):
+                bench.sampled.remove(str(name))
+                if kind < len(KINDS):
+                    bench.add(str(name), **KINDS[kind])
+                    params = bench.sampled[str(name)].params
+                    params._all_stop_token_ids = set(params.stop_token_ids)
+            if kind < len(KINDS):
+                running.append(name)
+        if number % 3 == 2:
+            order.shuffle(running)
+        rows = {str(name): logits(10 * number + name) for name in running}
+        if not rows:
+            continue
+        rebuilt.sampler = Bench().sampler
+        rebuilt.sampler._sampled = rebuilt.sampled
+        for _ in range(2):
+            assert kept.draw(rows) == rebuilt.draw(rows)
+
+
+def test_an_id_may_come_back_as_another_request_in_the_same_rows():
+    bench = Bench()
+    row = torch.zeros(V)
+    row[9], row[4] = 5.0, 3.0
+    bench.add("x", temperature=0)
+    assert bench.draw({"x": row}) == {"x": 9}
+    bench.sampled.remove("x")
+    bench.add("x", temperature=0, min_tokens=1, stop_token_ids=[9])
+    bench.sampled["x"].params._all_stop_token_ids = {9}
+    assert [bench.draw({"x": row})["x"] for _ in range(2)] == [4, 9]
+
+
 @pytest.mark.parametrize("scale", [1.0, -1.0])
 def test_repetition_penalty_counts_prompt_and_output_and_pushes_down_on_both_signs(scale):
     bench = Bench()
@@ -170,7 +229,8 @@ def test_logprobs_are_raw_and_include_the_sampled_token(count):
     bench.add("y", temperature=0)
     rows = {"y": logits(1), "x": logits(0)}
     tokens = bench.draw(rows)
-    output = build_output(["x", "y", "z"], ["y", "x"], bench.output)
+    chosen = [tokens["y"], tokens["x"]]
+    output = build_output(["x", "y", "z"], ["y", "x"], chosen, bench.output.logprobs_tensors)
     index = output.req_id_to_index["x"]
     mine = output.logprobs.slice_request(index, 1)
     assert mine.logprob_token_ids.shape == (1, count + 1)
@@ -191,15 +251,15 @@ def test_all_logprobs():
 def test_a_request_in_the_middle_of_its_prompt_gets_no_token():
     bench = Bench()
     bench.add("x", temperature=0)
-    bench.draw({"x": logits(0)})
-    output = build_output(["chunk", "x"], ["x"], bench.output)
+    tokens = bench.draw({"x": logits(0)})
+    output = build_output(["chunk", "x"], ["x"], list(tokens.values()))
     assert output.sampled_token_ids[output.req_id_to_index["chunk"]] == []
-    assert len(output.sampled_token_ids[output.req_id_to_index["x"]]) == 1
+    assert output.sampled_token_ids[output.req_id_to_index["x"]] == [tokens["x"]]
     assert set(output.req_id_to_index) == {"chunk", "x"}
 
 
 def test_nothing_sampled():
-    output = build_output(["a", "b"], [], None)
+    output = build_output(["a", "b"])
     assert output.sampled_token_ids == [[], []] and output.logprobs is None
 
 

@@ -75,7 +75,7 @@ def test_a_new_request(worker):
     request = worker.batch["r"]
     assert request.token_ids == [5, 6, 7]
     assert request.num_prompt_tokens == 3
-    assert request.block_ids == [1]
+    assert list(request.block_ids) == [1]
     assert request.sampling.temperature == 0.5
     assert (request.sampling.top_k, request.sampling.top_p, request.sampling.seed) == (3, 0.9, 7)
 
@@ -88,9 +88,9 @@ def test_a_cached_prefix_is_a_normal_start(worker):
 def test_blocks_are_appended(worker):
     worker.step(added=[new()])
     worker.step(changed=cached(blocks=(9,)))
-    assert worker.batch["r"].block_ids == [1, 9]
+    assert list(worker.batch["r"].block_ids) == [1, 9]
     worker.step(changed=cached())
-    assert worker.batch["r"].block_ids == [1, 9]
+    assert list(worker.batch["r"].block_ids) == [1, 9]
 
 
 def test_the_schedulers_lists_are_not_shared(worker):
@@ -117,7 +117,7 @@ def test_a_preempted_request_resumes_with_new_blocks_and_all_its_tokens_once(wor
         changed=cached(blocks=(3, 4), computed=0, outputs=2, resumed=True, tokens=[5, 6, 7, 8, 9])
     )
     request = worker.batch["r"]
-    assert request.block_ids == [3, 4]
+    assert list(request.block_ids) == [3, 4]
     assert request.num_computed_tokens == 0
     assert request.token_ids == [5, 6, 7, 8, 9]
     assert worker.sampled["r"].outputs == [8, 9]
@@ -201,7 +201,7 @@ def test_blocks_of_several_groups_of_layers_stay_apart(worker):
     changed.new_block_ids = [([3], [], [8, 9])]
     worker.step(changed=changed)
     request = worker.batch["r"]
-    assert [request.blocks_of(group) for group in range(3)] == [[1, 3], [2], [0, 7, 8, 9]]
+    assert [list(request.blocks_of(group)) for group in range(3)] == [[1, 3], [2], [0, 7, 8, 9]]
     assert data.block_ids == ([1], [2], [0, 7]), "the scheduler's lists are its own"
 
 
@@ -218,7 +218,7 @@ def test_a_preempted_request_has_the_new_blocks_of_every_group_alone(worker, res
     worker.step(changed=changed)
     request = worker.batch["r"]
     expected = [[*blocks, late] for blocks, late in zip(resumed or ([], []), (6, 7), strict=True)]
-    assert [request.blocks_of(group) for group in range(2)] == expected
+    assert [list(request.blocks_of(group)) for group in range(2)] == expected
 
 
 def test_a_token_of_a_step_under_way_outlives_the_schedulers_older_tokens(worker):

@@ -124,7 +124,7 @@ class Memory:
         for number in range(len(self.groups)):
             for block in request.blocks_of(number):
                 self.drop(block)
-        request.block_ids, request.further_block_ids = [], [[] for _ in self.groups[1:]]
+        request.replace_blocks([[] for _ in self.groups])
         request.num_computed_tokens = 0
 
 
@@ -195,12 +195,12 @@ def start_on_blocks_of(memory: Memory, request: Request, other: Request) -> bool
         common += 1
     for blocks in range(common // BLOCK, 0, -1):
         tables = [
-            shared_table(group.sliding_window, other.blocks_of(number)[:blocks])
+            shared_table(group.sliding_window, list(other.blocks_of(number)[:blocks]))
             for number, group in enumerate(memory.groups)
         ]
         if all(table is not None for table in tables):
             event("starts on shared blocks")
-            request.block_ids, *request.further_block_ids = tables
+            request.replace_blocks(tables)
             memory.owners.update(block for table in tables for block in table if block)
             request.num_computed_tokens = blocks * BLOCK
             return True

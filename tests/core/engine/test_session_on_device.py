@@ -15,8 +15,9 @@ from trnport import bootstrap
 from trnport.adapters.local import LocalWorld
 from trnport.core.engine.sampling import SamplingParams
 from trnport.core.engine.session import Session
-from trnport.core.engine.streams import RandomStreams, random_key
+from trnport.core.engine.streams import RandomStreams, random_keys
 from trnport.core.errors import RequestError
+from trnport.core.functional.random import mix, signed, split
 
 CHANCE = random.Random(0)
 PROMPTS = [[CHANCE.randrange(3, 131) for _ in range(n)] for n in (1, 20, 7, 33, 5)]
@@ -83,5 +84,8 @@ def test_streams_follow_seeds_and_arrival() -> None:
     assert first.stream(5) == drawn[1]
     assert RandomStreams(1).stream(None) != drawn[0]
     assert len(set(drawn)) == 4
-    keys = {random_key(stream, count) for stream in drawn for count in range(100)}
-    assert len(keys) == 400 and all(-(2**63) <= key < 2**63 for key in keys)
+    pairs = [(stream, count) for stream in drawn for count in range(100)]
+    streams, counts = torch.tensor([(signed(stream), count) for stream, count in pairs]).T
+    keys = random_keys(streams, counts).tolist()
+    assert keys == [signed(mix(split(stream, count))) for stream, count in pairs]
+    assert len(set(keys)) == 400
