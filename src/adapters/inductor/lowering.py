@@ -25,6 +25,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from trnport.adapters.inductor import cxx_flags
 from trnport.adapters.inductor.calls import flatten, rebuild
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
@@ -150,7 +151,7 @@ def _given_instructions(name: str, found_out: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _inductor_in(folder: Path) -> Iterator[None]:
-    with _ONE_AT_A_TIME, temporary_cache_dir(str(folder)):
+    with _ONE_AT_A_TIME, temporary_cache_dir(str(folder)), cxx_flags.given():
         yield
 
 
