@@ -216,9 +216,10 @@ def build_model(
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
         UnsupportedConfigError: The model does not implement a field of the configuration.
-        ConfigError: The dtype is not supported, or the compiler lacks something.
+        ConfigError: The dtype is not supported, the compiler lacks something, or it cannot
+            record the collectives.
     """
-    _check_compiler(neuron_config.compiler)
+    _check_compiler(neuron_config.compiler, collectives or SingleCollectives())
     if dtype not in SUPPORTED_DTYPES.values():
         raise ConfigError(
             f"dtype={dtype} is not supported; choose one of {sorted(SUPPORTED_DTYPES)}"
@@ -435,7 +436,7 @@ def open_session(
     return Session(executor, limits, SamplingParams(**defaults))
 
 
-def _check_compiler(name: str) -> None:
+def _check_compiler(name: str, collectives: Collectives) -> None:
     # A model is built long before its programs, and its weights are read in between.
     if name == "neuronx":
         from trnport.adapters.neuronx import check_available
@@ -445,6 +446,11 @@ def _check_compiler(name: str) -> None:
         from trnport.adapters.inductor import require_toolchain
 
         require_toolchain()
+        if not collectives.traceable:
+            raise ConfigError(
+                f"compiler={name!r} cannot record {type(collectives).__name__}; run each rank in a "
+                "process of its own, as vLLM does, or use compiler='eager'"
+            )
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -25,7 +25,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from trnport.adapters.inductor import cxx_flags
+from trnport.adapters.inductor import cxx_flags, kernel_share
 from trnport.adapters.inductor.calls import flatten, rebuild
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
@@ -90,7 +90,12 @@ def compile_into(folder: Path, traced: Traced) -> None:
         traced: The graph.
     """
     _find_instruction_set()
-    with _inductor_in(folder / _CODE), torch.inference_mode(False), torch.no_grad():
+    with (
+        _inductor_in(folder / _CODE),
+        kernel_share.shared(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         artifact = standalone_compile(
             traced.graph,
             [*traced.inputs],

@@ -16,7 +16,6 @@ from tests.harness import Rig, make_rig, relative_error
 from tests.zoo import save_llama
 from trnport import bootstrap
 from trnport.adapters.inductor import InductorCompiler, lowering, toolchain
-from trnport.adapters.local import LocalWorld
 from trnport.adapters.program_cache import ProgramCache
 from trnport.core.errors import ConfigError, UnseenSignatureError
 
@@ -188,12 +187,6 @@ def test_without_a_cxx_compiler_nothing_is_loaded(
     monkeypatch.setattr(bootstrap, "weight_source", lambda path: pytest.fail("read weights"))
     with pytest.raises(ConfigError, match=r"C\+\+ compiler.*g\+\+.*'eager'"):
         bootstrap.open_session(checkpoint, neuron_config={"compiler": "inductor"})
-
-
-def test_several_ranks_are_refused(checkpoint: Path) -> None:
-    rank = LocalWorld(2).ranks[0]
-    with pytest.raises(ConfigError, match=r"'inductor'.*tensor_parallel_size.*'eager'"):
-        bootstrap.open_session(checkpoint, neuron_config={"compiler": "inductor"}, collectives=rank)
 
 
 # --- what a C++ compiler may assume ---------------------------------------------------------------
