@@ -216,10 +216,9 @@ def build_model(
     Raises:
         UnsupportedModelError: No model is registered for the architecture.
         UnsupportedConfigError: The model does not implement a field of the configuration.
-        ConfigError: The dtype is not supported, the compiler lacks something, or it cannot
-            record the collectives.
+        ConfigError: The dtype is not supported, or the compiler lacks something.
     """
-    _check_compiler(neuron_config.compiler, collectives or SingleCollectives())
+    _check_compiler(neuron_config.compiler)
     if dtype not in SUPPORTED_DTYPES.values():
         raise ConfigError(
             f"dtype={dtype} is not supported; choose one of {sorted(SUPPORTED_DTYPES)}"
@@ -399,6 +398,7 @@ def open_session(
         tp=ranks.size("tp"),
         block_size=block_size,
     )
+    _check_traceable(settings.compiler, ranks)
     model = build_model(
         read_hf_config(path),
         settings,
@@ -436,7 +436,7 @@ def open_session(
     return Session(executor, limits, SamplingParams(**defaults))
 
 
-def _check_compiler(name: str, collectives: Collectives) -> None:
+def _check_compiler(name: str) -> None:
     # A model is built long before its programs, and its weights are read in between.
     if name == "neuronx":
         from trnport.adapters.neuronx import check_available
@@ -446,11 +446,14 @@ def _check_compiler(name: str, collectives: Collectives) -> None:
         from trnport.adapters.inductor import require_toolchain
 
         require_toolchain()
-        if not collectives.traceable:
-            raise ConfigError(
-                f"compiler={name!r} cannot record {type(collectives).__name__}; run each rank in a "
-                "process of its own, as vLLM does, or use compiler='eager'"
-            )
+
+
+def _check_traceable(compiler: str, collectives: Collectives) -> None:
+    if compiler == "inductor" and not collectives.traceable:
+        raise ConfigError(
+            f"compiler={compiler!r} cannot record {type(collectives).__name__}; run each rank in a "
+            "process of its own, as vLLM does, or use compiler='eager'"
+        )
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -19,6 +19,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests import compiling
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LIMITS = [
@@ -55,7 +57,7 @@ class Server:
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
         command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1", *LIMITS]
-        command += options
+        command += compiling.server_options(list(options))
         self.log = log
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
