@@ -20,7 +20,8 @@ from trnport.adapters.inductor import InductorCompiler
 from trnport.core.config import NeuronConfig
 
 _CACHE = "TRNPORT_CACHE_DIR"
-_ADDITIONAL = "--additional-config="
+_ADDITIONAL = "--additional-config"
+_LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 _chosen = "eager"
 
 
@@ -47,14 +48,21 @@ def _defaults(
     }
 
 
+def unless_compiled(**buckets: list[int]) -> dict[str, list[int]]:
+    """Several buckets, where each one costs nothing."""
+    return buckets if _chosen == "eager" else {}
+
+
 def server_options(options: list[str]) -> list[str]:
-    """A server's options, which may bring settings of their own, and the compiler."""
+    """All options of a server, which may bring settings of their own, and the compiler."""
     if _chosen == "eager":
         return options
-    given = next((o for o in options if o.startswith(_ADDITIONAL)), f"{_ADDITIONAL}{{}}")
-    settings = json.loads(given.removeprefix(_ADDITIONAL))
-    settings["neuron_config"] = {"compiler": _chosen, **settings.get("neuron_config", {})}
-    return [*(o for o in options if o != given), _ADDITIONAL + json.dumps(settings)]
+    given = dict(option.split("=", 1) for option in options if "=" in option)
+    limits = {name: int(given[f"--{name.replace('_', '-')}"]) for name in _LIMITS}
+    settings = json.loads(given.get(_ADDITIONAL, "{}"))
+    settings["neuron_config"] = {**_defaults(**limits), **settings.get("neuron_config", {})}
+    kept = (option for option in options if not option.startswith(f"{_ADDITIONAL}="))
+    return [*kept, f"{_ADDITIONAL}={json.dumps(settings)}"]
 
 
 @contextmanager
@@ -73,6 +81,6 @@ def nothing_is_compiled(compiler: Any) -> Iterator[None]:
 def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled programs of this session, apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        if _chosen != "eager" and _CACHE not in os.environ:
+        if _CACHE not in os.environ:
             patch.setenv(_CACHE, str(tmp_path_factory.mktemp("programs")))
         yield

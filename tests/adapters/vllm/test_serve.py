@@ -56,8 +56,8 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
-        command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1", *LIMITS]
-        command += compiling.server_options(list(options))
+        command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1"]
+        command += compiling.server_options([*LIMITS, *options])
         self.log = log
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
@@ -70,7 +70,7 @@ class Server:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def wait_until_ready(self, seconds=240):
+    def wait_until_ready(self, seconds=500):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.text()[-4000:]
