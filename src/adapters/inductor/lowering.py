@@ -25,7 +25,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from trnport.adapters.inductor import cxx_flags, kernel_share
+from trnport.adapters.inductor import cxx_flags, kernel_share, quicker
 from trnport.adapters.inductor.calls import flatten, rebuild
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
@@ -93,6 +93,7 @@ def compile_into(folder: Path, traced: Traced) -> None:
     with (
         _inductor_in(folder / _CODE),
         kernel_share.shared(),
+        quicker.codegen(),
         torch.inference_mode(False),
         torch.no_grad(),
     ):
