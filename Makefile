@@ -47,6 +47,7 @@ demo: setup ## chat with the demo model in the terminal, offline
 test: lint model ## everything CI runs: linters, the fast tests, then the slow ones
 	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/pytest --compiler=inductor -m compiled $(PYTEST_ARGS)
 
 test-fast: setup ## the tests to run while working
 	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)

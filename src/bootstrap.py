@@ -414,6 +414,7 @@ def open_session(
         tp=ranks.size("tp"),
         block_size=block_size,
     )
+    _check_traceable(settings.compiler, ranks)
     model = build_model(
         read_hf_config(path),
         settings,
@@ -461,6 +462,14 @@ def _check_compiler(name: str) -> None:
         from trnport.adapters.inductor import require_toolchain
 
         require_toolchain()
+
+
+def _check_traceable(compiler: str, collectives: Collectives) -> None:
+    if compiler == "inductor" and not collectives.traceable:
+        raise ConfigError(
+            f"compiler={compiler!r} cannot record {type(collectives).__name__}; run each rank in a "
+            "process of its own, as vLLM does, or use compiler='eager'"
+        )
 
 
 def _choose(setting: str, name: str, adapters: MappingProxyType[str, Callable[[], _T]]) -> _T:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import Phase, settings
+
+from tests import compiling
+from tests.compiling import shared_programs  # noqa: F401  # a fixture
 
 # The default finds the same examples on every run, so that a red build stays red. A person who
 # hunts for bugs takes HYPOTHESIS_PROFILE=explore. No deadlines: on a busy machine they say nothing.
@@ -23,3 +27,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Tensors here are tiny, and several test processes share the machine.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compiler", choices=["eager", "inductor"], default="eager", help=compiling.__doc__
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    compiler = config.getoption("--compiler")
+    if compiler != "eager":
+        compiling.choose(compiler)

@@ -92,8 +92,8 @@ class NeuronConfig:
     compiler: str = option(
         "string",
         "What turns the model into programs. `inductor` compiles them for the host's CPU, keeps "
-        "them on disk and needs a C++ compiler; one rank only. `neuronx` needs the Neuron SDK and "
-        "has not yet run on hardware.",
+        "them on disk and needs a C++ compiler. `neuronx` needs the Neuron SDK and has not yet run "
+        "on hardware.",
         "`eager`, `inductor`, `neuronx`",
         one_of("eager", "inductor", "neuronx"),
         default="eager",
@@ -213,9 +213,6 @@ class NeuronConfig:
         )
         given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
         config = cls(**given)
-        if config.compiler == "inductor" and tp > 1:
-            rule = "compiles no collectives yet, so tensor_parallel_size must be 1; use 'eager'"
-            fail("compiler", config.compiler, f"{rule} with {tp} ranks")
         segments = config.kv_segment_size_buckets
         if segments is not None and values.get("num_batched_tokens_buckets") is None:
             config = attrs.evolve(config, num_batched_tokens_buckets=segments)

@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60
-"""How long to wait for a rank before calling it hung."""
 
 
 class GlooWorld:
-    """Ranks that are processes, started once and given one function after another."""
+    """Ranks that are processes, started once and given one function after another.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: Number of ranks.
+        seconds: How long to wait for a rank before calling it hung.
+    """
+
+    def __init__(self, size: int, seconds: float = SECONDS) -> None:
         self.size = size
+        self._seconds = seconds
         context = multiprocessing.get_context("spawn")
         rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
         self._pipes: list[Connection] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, size, str(rendezvous)), daemon=True
+                target=_serve, args=(theirs, rank, size, str(rendezvous), seconds), daemon=True
             )
             process.start()
             self._pipes.append(ours)
@@ -37,7 +42,7 @@ class GlooWorld:
             pipe.send(function)
         results = []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(SECONDS):
+            if not pipe.poll(self._seconds):
                 raise TimeoutError(f"rank {rank} of {self.size} did not answer")
             results.append(pipe.recv())
         for result in results:
@@ -46,7 +51,7 @@ class GlooWorld:
         return results
 
 
-def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
+def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, seconds: float) -> None:
     import torch
     import torch.distributed as dist
 
@@ -54,7 +59,7 @@ def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{rendezvous}", timedelta(seconds=SECONDS), world_size=size, rank=rank
+        "gloo", f"file://{rendezvous}", timedelta(seconds=seconds), world_size=size, rank=rank
     )
     collectives = DistributedCollectives({"tp": dist.group.WORLD})
     while True:

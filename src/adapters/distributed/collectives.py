@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trnport.adapters.distributed import ops
 from trnport.core.parallel.checks import check_divisible, check_source
 from trnport.core.ports.collectives import Collectives
 
@@ -20,59 +20,72 @@ class DistributedCollectives(Collectives):
     Args:
         groups: Group name to the torch.distributed process group of this rank. The groups
             stay the caller's: nothing here creates or destroys one.
+
+    Raises:
+        ConfigError: The process has another group of one of the names.
     """
 
+    traceable = True
+
     def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
-        self._groups = MappingProxyType(dict(groups))
+        for name, group in groups.items():
+            ops.bind(name, group)
+        # Plain values only, since they are all that a compiled program depends on.
+        self._places = {
+            name: (dist.get_rank(group), dist.get_world_size(group))
+            for name, group in groups.items()
+        }
 
     def rank(self, group: str) -> int:
         """Position of this process inside the group."""
-        return dist.get_rank(self._group(group))
+        return self._place(group)[0]
 
     def size(self, group: str) -> int:
         """Number of processes in the group."""
-        return dist.get_world_size(self._group(group))
+        return self._place(group)[1]
 
     def all_reduce(self, x: Tensor, group: str) -> Tensor:
         """Elementwise sum."""
-        result = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(result, group=self._group(group))
-        return result
+        self._place(group)
+        if torch.compiler.is_dynamo_compiling():  # it has nodes of its own for torch's functions
+            result = x.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(result, group=ops.group_called(group))
+            return result
+        return ops.all_reduce(x, group)
 
     def all_gather(self, x: Tensor, dim: int, group: str) -> Tensor:
         """Concatenation in rank order."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format)
-                 for _ in range(self.size(group))]  # fmt: skip
-        dist.all_gather(parts, x.contiguous(), group=self._group(group))
-        return torch.cat(parts, dim)
+        return _joined(ops.all_gather(x, self.size(group), group), dim)
 
     def reduce_scatter(self, x: Tensor, dim: int, group: str) -> Tensor:
         """This rank's share of the sum."""
         size = self.size(group)
         check_divisible("reduce_scatter", x, dim, size, group)
-        shares = [share.contiguous() for share in x.tensor_split(size, dim)]
-        result = torch.empty_like(shares[0])
-        dist.reduce_scatter(result, shares, group=self._group(group))
-        return result
+        return ops.reduce_scatter(_shares(x, dim, size), group)
 
     def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int, group: str) -> Tensor:
         """The shares that all ranks send to this one."""
         size = self.size(group)
         check_divisible("all_to_all", x, split_dim, size, group)
-        # Gloo exchanges one tensor whose first dimension counts the ranks.
-        sent = torch.stack(x.tensor_split(size, split_dim))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._group(group))
-        return torch.cat(received.unbind(), concat_dim)
+        return _joined(ops.all_to_all(_shares(x, split_dim, size), group), concat_dim)
 
     def broadcast(self, x: Tensor, source: int, group: str) -> Tensor:
         """The source's tensor."""
         check_source(source, self.size(group), group)
-        result = x.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(result, group=self._group(group), group_src=source)
-        return result
+        return ops.broadcast(x, source, group)
 
-    def _group(self, name: str) -> dist.ProcessGroup:
-        if name not in self._groups:
-            raise KeyError(f"no group is called {name!r}; there are {sorted(self._groups)}")
-        return self._groups[name]
+    def _place(self, group: str) -> tuple[int, int]:
+        if group not in self._places:
+            raise KeyError(f"no group is called {group!r}; there are {sorted(self._places)}")
+        return self._places[group]
+
+
+def _shares(x: Tensor, dim: int, size: int) -> Tensor:
+    """``[size, ...]``: equal shares of a dimension, a view where it is the first."""
+    return x.unflatten(dim, (size, x.shape[dim] // size)).movedim(dim % x.dim(), 0)
+
+
+def _joined(parts: Tensor, dim: int) -> Tensor:
+    """The parts ``[size, ...]`` side by side along a dimension of theirs, a view for the first."""
+    at = dim % (parts.dim() - 1)
+    return parts.movedim(0, at).flatten(at, at + 1)

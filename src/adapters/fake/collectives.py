@@ -41,6 +41,8 @@ class FakeCollectives(Collectives):
         calls: All calls in order.
     """
 
+    traceable = True
+
     def __init__(
         self,
         rank: int = 0,

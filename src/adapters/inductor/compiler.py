@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from trnport.adapters.inductor import lowering
+from trnport.adapters.inductor import cxx_flags, lowering
 from trnport.adapters.inductor.calls import flatten
 from trnport.adapters.inductor.identity import identity
 from trnport.adapters.inductor.outputs import Outputs
@@ -78,8 +78,9 @@ class InductorCompiler(Compiler):
 
     @property
     def flags(self) -> str:
-        """Inductor's options."""
-        return ", ".join(f"{name}={value}" for name, value in lowering.OPTIONS.items())
+        """Inductor's options and what the C++ compiler is given besides."""
+        options = [f"{name}={value}" for name, value in lowering.OPTIONS.items()]
+        return ", ".join([*options, *(f"-{flag}" for flag in cxx_flags.FLAGS)])
 
     @property
     def origins(self) -> Origins:

@@ -25,6 +25,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from trnport.adapters.inductor import cxx_flags, kernel_share, quicker
 from trnport.adapters.inductor.calls import flatten, rebuild
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
@@ -89,7 +90,13 @@ def compile_into(folder: Path, traced: Traced) -> None:
         traced: The graph.
     """
     _find_instruction_set()
-    with _inductor_in(folder / _CODE), torch.inference_mode(False), torch.no_grad():
+    with (
+        _inductor_in(folder / _CODE),
+        kernel_share.shared(),
+        quicker.codegen(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         artifact = standalone_compile(
             traced.graph,
             [*traced.inputs],
@@ -150,7 +157,7 @@ def _given_instructions(name: str, found_out: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _inductor_in(folder: Path) -> Iterator[None]:
-    with _ONE_AT_A_TIME, temporary_cache_dir(str(folder)):
+    with _ONE_AT_A_TIME, temporary_cache_dir(str(folder)), cxx_flags.given():
         yield
 
 

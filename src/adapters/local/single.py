@@ -21,6 +21,8 @@ class SingleCollectives(Collectives):
         groups: Names of the groups, all of size 1.
     """
 
+    traceable = True
+
     def __init__(self, groups: Iterable[str] = ("tp",)) -> None:
         self._groups = frozenset(groups)
 

@@ -13,7 +13,13 @@ from torch import Tensor
 
 
 class Collectives(abc.ABC):
-    """Communication of one rank with the other members of its groups."""
+    """Communication of one rank with the other members of its groups.
+
+    Attributes:
+        traceable: Whether a compiler can record the operations without running them.
+    """
+
+    traceable: bool = False
 
     @abc.abstractmethod
     def rank(self, group: str) -> int:

@@ -16,7 +16,6 @@ from tests.harness import Rig, make_rig, relative_error
 from tests.zoo import save_llama
 from trnport import bootstrap
 from trnport.adapters.inductor import InductorCompiler, lowering, toolchain
-from trnport.adapters.local import LocalWorld
 from trnport.adapters.program_cache import ProgramCache
 from trnport.core.errors import ConfigError, UnseenSignatureError
 
@@ -190,7 +189,18 @@ def test_without_a_cxx_compiler_nothing_is_loaded(
         bootstrap.open_session(checkpoint, neuron_config={"compiler": "inductor"})
 
 
-def test_several_ranks_are_refused(checkpoint: Path) -> None:
-    rank = LocalWorld(2).ranks[0]
-    with pytest.raises(ConfigError, match=r"'inductor'.*tensor_parallel_size.*'eager'"):
-        bootstrap.open_session(checkpoint, neuron_config={"compiler": "inductor"}, collectives=rank)
+# --- what a C++ compiler may assume ---------------------------------------------------------------
+
+
+def wrapping(keys: Tensor, x: Tensor) -> Tensor:
+    """A product of an ``arange`` that does not fit into 64 bits, as random numbers need it."""
+    at = torch.arange(x.shape[-1])
+    return (x.view(torch.int32).long() << 32) | (keys[:, None] + at * -7046029254386353131)
+
+
+@pytest.mark.slow
+def test_integers_wrap_around_and_nothing_is_written_behind_a_tensor(tmp_path: Path) -> None:
+    keys, x = torch.tensor([3, 5]), torch.randn(2, 131)
+    program = InductorCompiler(ProgramCache(tmp_path)).compile("wrap", wrapping, (keys, x))
+    with torch.inference_mode():
+        assert torch.equal(program(keys, x), wrapping(keys, x))

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.zoo import save_llama
 from trnport import bootstrap
 from trnport.adapters.distributed import DistributedCollectives
+from trnport.adapters.distributed.ops import group_called
 from trnport.adapters.fake import RecordingWeightSource
 from trnport.adapters.neuronx import NeuronxCompiler, Settings, capability, interpret
 from trnport.core.errors import CompilationError, ConfigError, UnseenSignatureError
@@ -148,7 +149,7 @@ def test_collectives_of_processes_are_captured_and_run(
     def step(x: Tensor) -> Tensor:
         return one_process.all_reduce(x, "tp") * 2
 
-    name = one_process._groups["tp"].group_name
+    name = group_called("tp").group_name
     x = torch.ones(3)
     compiler = interpreting(groups={name: [[0]]})
     assert torch.equal(compiler.compile("step", step, (x,))(x), x * 2)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiling import nothing_is_compiled
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '|' }}"
     "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -72,7 +74,8 @@ def open_llm(folder, **settings):
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         llm = LLM(str(folder), **{**DEFAULTS, **settings})
         try:
-            yield llm
+            with nothing_is_compiled(compiler_of(llm)):
+                yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()
 
@@ -86,6 +89,10 @@ def llm(tiny):
 def worker_of(engine):
     """The worker behind an engine inside this process."""
     return engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def compiler_of(engine):
+    return worker_of(engine)._executor._programs._compiler
 
 
 def scheduler_of(engine):

@@ -341,13 +341,24 @@ ACTIONS_BY_WEIGHT = {
 }  # fmt: skip
 
 
-def gauge(server, name):
-    """The sum of a metric over its labels."""
+def metrics(server):
+    """All metrics as text."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    values = re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    return text
+
+
+def compilations(server):
+    """Every program, when it was compiled and how long that took."""
+    lines = metrics(server).splitlines()
+    return [line for line in lines if line.startswith("trnport:compilation_time_seconds")]
+
+
+def gauge(server, name):
+    """The sum of a metric over its labels."""
+    values = re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", metrics(server), re.MULTILINE)
     assert values, name
     return sum(map(float, values))
 
@@ -362,8 +373,11 @@ PROBES = [
 ]
 
 
+@pytest.mark.compiled
 def test_a_server_survives_its_users(server, capsys):
     started = time.monotonic()
+    compiled = compilations(server)
+    assert compiled, "warm-up compiles every program"
     first = Client(server, random.Random(SEED), [])
     bodies = [{"temperature": 0, "ignore_eos": True, **probe} for probe in PROBES]
     probes = [(body, first.tokens(body)) for body in bodies]
@@ -380,6 +394,7 @@ def test_a_server_survives_its_users(server, capsys):
         assert time.monotonic() < deadline, held
         time.sleep(0.2)
     preemptions = gauge(server, "num_preemptions_total")
+    assert compilations(server) == compiled
     # vLLM's own shutdown may log that its engine is gone, so the log is read before it.
     # A tool call that the length cuts off is no JSON, which vLLM's parser logs with a traceback.
     log = [line for line in server.text().splitlines() if "hermes_tool_parser.py" not in line]

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("vllm")
 
+from tests import compiling
 from tests.adapters.vllm.conftest import (
     count_preemptions,
     generate,
@@ -22,7 +23,7 @@ from tests.zoo_windows import FULL, SLIDING, save_window_model
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 MIXED = {"layer_types": [FULL, SLIDING, SLIDING], "num_hidden_layers": 3}
-SMALL = {"num_batched_tokens_buckets": [8, 16], "num_seqs_buckets": [1, 4]}
+SMALL = compiling.unless_compiled(num_batched_tokens_buckets=[8, 16], num_seqs_buckets=[1, 4])
 SETTINGS = {
     "max_model_len": 80,
     "max_num_batched_tokens": 16,
@@ -93,12 +94,14 @@ def test_greedy_equals_transformers(engine, qwen, length):
     assert generate(engine, [ids], 20) == [greedy_reference(qwen[1], ids, 20)]
 
 
+@pytest.mark.compiled
 def test_freed_blocks_are_never_read(poisoned, qwen):
     prompts = [prompt(n, seed=1) for n in (1, 40, 7, 58, 33, 2, 25)]
     expected = [greedy_reference(qwen[1], ids, 20) for ids in prompts]
     assert generate(poisoned, prompts, 20) == expected
 
 
+@pytest.mark.compiled
 def test_blocks_behind_the_window_are_given_back(poisoned):
     pool = scheduler_of(poisoned).kv_cache_manager.block_pool
     all_free, fewest = pool.get_num_free_blocks(), []

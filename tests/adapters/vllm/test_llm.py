@@ -27,6 +27,7 @@ def prompt(length, seed=0):
     return torch.randint(3, 131, (length,), generator=generator).tolist()
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 17, 31, 32, 33, 50])
 def test_greedy_equals_transformers(llm, tiny, length):
     # 33 and 50 are over the step budget of 32: the prompt is computed in chunks.
@@ -34,6 +35,7 @@ def test_greedy_equals_transformers(llm, tiny, length):
     assert generate(llm, [ids], 12) == [greedy_reference(tiny[1], ids, 12)]
 
 
+@pytest.mark.compiled
 def test_a_ragged_batch_equals_each_prompt_alone(llm, tiny):
     prompts = [prompt(n, seed=1) for n in (1, 40, 7, 12, 33, 2, 25)]
     expected = [greedy_reference(tiny[1], ids, 10) for ids in prompts]
@@ -50,6 +52,7 @@ HITS = [(32, n) for n in (0, 3, 4, 5, 8, 12, 30, 31, 32)]
 HITS += [(50, n) for n in (1, 4, 15, 16, 17, 19, 20, 31, 32, 33, 36, 47, 48, 49, 50)]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("length", "shared"), HITS)
 def test_a_prefix_hit_equals_a_miss(llm, tiny, length, shared):
     scheduler = scheduler_of(llm)
@@ -117,6 +120,7 @@ def test_a_seeded_request_does_not_notice_its_neighbours(llm):
     assert list(outputs[1].outputs[0].token_ids) == alone
 
 
+@pytest.mark.compiled
 def test_logprobs_equal_those_of_transformers(llm, tiny):
     ids = prompt(10)
     output = llm.generate(

@@ -86,6 +86,18 @@ ON_DEVICE = {
 }
 
 
+COMPILED = {
+    "additional_config": {
+        "neuron_config": {
+            "compiler": "inductor",
+            "num_seqs_buckets": [4],
+            "num_batched_tokens_buckets": [32],
+            "enable_prompt_logprobs": False,
+        }
+    }
+}
+
+
 @pytest.fixture(scope="module")
 def models(tiny, tmp_path_factory):
     """By name: a folder, and the Transformers model it came from."""
@@ -95,7 +107,10 @@ def models(tiny, tmp_path_factory):
         if name == "awkward":
             return tiny
         folder = tmp_path_factory.mktemp(name)
-        model = save_llama(folder, name)
+        if name == "one_layer":
+            model = save_llama(folder, "awkward", num_hidden_layers=1)
+        else:
+            model = save_llama(folder, name)
         save_tokenizer(folder)
         return folder, model
 
@@ -106,12 +121,12 @@ def models(tiny, tmp_path_factory):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("name", "tp", "extra"),
-    [("awkward", 3, ON_DEVICE), ("eight_heads", 4, {})],
-    ids=["3-device", "4-host"],
+    [("awkward", 3, ON_DEVICE), ("eight_heads", 4, {}), ("one_layer", 3, COMPILED)],
+    ids=["3-device", "4-host", "3-compiled"],
 )
 def test_ranks_give_the_tokens_of_one_and_the_script_ends_with_0(models, tmp_path, name, tp, extra):
     folder, model = models(name)
-    with open_llm(folder, **extra) as engine:
+    with open_llm(folder, **({} if extra is COMPILED else extra)) as engine:
         one_rank = generate(engine, [prompt(n) for n in LENGTHS], 10, **SEEDED)
     prompts = [prompt(n) for n in LENGTHS]
     again = [*prompts[1][:30], *prompt(9, seed=1)]

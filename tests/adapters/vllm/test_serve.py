@@ -20,6 +20,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests import compiling
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LIMITS = [
@@ -55,8 +57,8 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
-        command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1", *LIMITS]
-        command += options
+        command += ["--served-model-name=tiny", f"--port={self.port}", "--host=127.0.0.1"]
+        command += compiling.server_options([*LIMITS, *options])
         self.log = log
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
@@ -69,7 +71,7 @@ class Server:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def wait_until_ready(self, seconds=240):
+    def wait_until_ready(self, seconds=500):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.text()[-4000:]
