@@ -147,7 +147,7 @@ def synthetic(folder: Path, gigabytes: float) -> None:
     from trnport.core.weights import checkpoint_shapes
 
     width = {"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 32000}
-    layers = max(1, round(gigabytes * 1e9 / 2 / 43e6))
+    layers = max(1, round((gigabytes * 1e9 / 2 - 131e6) / 43e6))  # parameters beside the layers'
     config = {
         "architectures": ["LlamaForCausalLM"],
         **width,

@@ -101,6 +101,7 @@ def test_touching_a_page_of_another_would_end_the_process(checkpoint: Path) -> N
     assert run_rank(checkpoint, 1, 4, "others").returncode == -signal.SIGSEGV
 
 
+@pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_and_less_than_a_tensor(checkpoint: Path) -> None:
     done = run_rank(checkpoint, 0, 1, "new")
     assert done.returncode == 0, done.stderr
