@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from trnport.adapters.inductor import InductorCompiler
 from trnport.core.config import NeuronConfig
 
 _CACHE = "TRNPORT_CACHE_DIR"
@@ -68,7 +67,7 @@ def server_options(options: list[str]) -> list[str]:
 @contextmanager
 def nothing_is_compiled(compiler: Any) -> Iterator[None]:
     """Check that a compiler whose programs are warm makes no other one."""
-    if not isinstance(compiler, InductorCompiler):
+    if not hasattr(compiler, "num_compiled"):  # its package takes seconds to import
         yield
         return
     before = compiler.num_cached, compiler.num_compiled

@@ -16,8 +16,8 @@ from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 def codegen() -> Iterator[None]:
     """Inside, inductor generates the same code and does not set its dtype rules up each time.
 
-    It has one object of rules, and runs that object's constructor for every operator: 80 us,
-    which are 6 % of compiling a model of 30 layers.
+    It has one object of rules, and runs that object's constructor, about 80 us, for every
+    operator; a program of three layers has 2900.
     """
     original = DtypePropagationOpsHandler.__init__
     known: list[tuple[int, int]] = []
