@@ -43,9 +43,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ours",
         type=json.loads,
-        default={"compiler": "inductor"},
+        default={"compiler": "inductor", "kernels": "native"},
         metavar="JSON",
-        help='keys of our neuron_config beside the buckets (default: {"compiler": "inductor"})',
+        help="keys of our neuron_config beside the buckets (default: inductor, native kernels)",
     )
     parser.add_argument("--engines", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument(

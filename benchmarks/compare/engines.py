@@ -73,7 +73,7 @@ SERVER = Shape(
     256,
     32,
     2048,
-    {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 2, 4, 8, 16, 32]},
+    {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8, 32]},
 )
 START = Shape(256, 8, 256, {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8]})
 
@@ -93,7 +93,9 @@ class Settings:
     model: str
     dtype: str = "bfloat16"
     threads: int = 2
-    ours: Mapping[str, Any] = field(default_factory=lambda: {"compiler": "inductor"})
+    ours: Mapping[str, Any] = field(
+        default_factory=lambda: {"compiler": "inductor", "kernels": "native"}
+    )
     start_timeout: float = 600.0
 
     def neuron_config(self, shape: Shape) -> dict[str, Any]:
