@@ -23,6 +23,7 @@ from trnport.adapters.vllm.groups import join_groups
 from trnport.adapters.vllm.kv import LAYOUT, copy_blocks, groups_of, vllm_specs
 from trnport.adapters.vllm.log import plugin_logger
 from trnport.adapters.vllm.memory import host_memory, kv_cache_bytes
+from trnport.adapters.vllm.openmp import release_threads
 from trnport.adapters.vllm.pooling import TASK, PoolingRunner, is_pooling
 from trnport.adapters.vllm.replicas import workers_here
 from trnport.adapters.vllm.settings import neuron_config_of
@@ -168,6 +169,8 @@ class NeuronWorker(WorkerBase):
         lazy = neuron_config_of(self.vllm_config).warmup == "lazy"
         with self._startup.phase("warm_up"):
             self._executor.warm_up(WarmUpLog(), lazy=lazy)
+        if self._thread:
+            release_threads()  # from here on, that thread computes
         # Whatever start-up drew, unseeded sampling starts from the configured seed.
         set_random_seed(self.model_config.seed)
         self._telemetry.ready(expects_compilations=lazy)
