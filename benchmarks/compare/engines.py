@@ -73,7 +73,7 @@ SERVER = Shape(
     256,
     32,
     2048,
-    {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8, 32]},
+    {"num_batched_tokens_buckets": [144, 256], "num_seqs_buckets": [1, 8, 32]},
 )
 START = Shape(256, 8, 256, {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8]})
 
