@@ -246,7 +246,10 @@ def main() -> None:
         *((sweep_programs, extra) for extra in EXTRA_BUCKETS),
     ):
         print(f"{function.__name__} {more}", file=sys.stderr, flush=True)
-        points += apart(function, arguments, *more)
+        try:
+            points += apart(function, arguments, *more)
+        except Exception as error:  # noqa: BLE001  # a sweep that dies must not lose the others
+            print(f"{function.__name__} {more} FAILED: {error}", file=sys.stderr, flush=True)
     from benchmarks.scaling_report import publish
 
     print(publish(points, vars(arguments), arguments.page))

@@ -20,8 +20,10 @@ from trnport import bootstrap
 from trnport.adapters.cli.kernel_examples import example, parse_sizes
 from trnport.core.kernel_calls import invoke
 from trnport.core.kernels import operator_names
+from trnport.core.ports.kernels import Kernels
 
 LAYERS = 30
+PACKED = {"linear", "mlp", "o_proj", "qkv_proj"}
 MOST_BYTES = 256 << 20
 HEADS = "heads=9,kv_heads=3,head_dim=64"
 CACHE = "block_size=32"
@@ -54,14 +56,20 @@ def tensor_bytes(inputs: dict[str, Any]) -> int:
     return sum(x.nbytes for x in inputs.values() if isinstance(x, torch.Tensor))
 
 
-def copies(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The inputs of one layer after the other, again and again."""
+def copies(inputs: dict[str, Any], kernels: Kernels, operator: str) -> Iterator[dict[str, Any]]:
+    """The inputs of one layer after the other, again and again, linear weights packed."""
     count = max(1, min(LAYERS, MOST_BYTES // tensor_bytes(inputs)))
-    layers = [
-        {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in inputs.items()}
-        for _ in range(count)
-    ]
-    return itertools.cycle(layers)
+
+    def copy(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.clone()
+        is_linear = operator in PACKED and name.endswith("weight")
+        return kernels.pack(operator, value) if is_linear else value
+
+    return itertools.cycle(
+        [{name: copy(name, value) for name, value in inputs.items()} for _ in range(count)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_operator(
     torch.set_num_threads(pytestconfig.getoption("--threads"))
     kernels = bootstrap.kernels(kernel_set)
     inputs = example(operator, parse_sizes(operator, shape), torch.bfloat16, seed=0)
-    layers = copies(inputs)
+    layers = copies(inputs, kernels, operator)
     benchmark.group = f"{operator} {shape}"
     benchmark.extra_info["bytes"] = tensor_bytes(inputs)
     with torch.inference_mode():

@@ -16,7 +16,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 FORCED = [8, 9, 7]
 SIZES = {
     "vocab_size": 96,
-    "hidden_size": 64,
+    "hidden_size": 96,
     "intermediate_size": 96,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -74,5 +74,6 @@ def test_compiled_programs_write_the_caches_in_place(model, tmp_path):
     assert relative_error(logits.float(), expected.float()) < 0.02
     for name, pair in compiled.caches.items():
         for ours, theirs in zip(pair, eager.caches[name], strict=True):
-            assert torch.equal(ours.isnan(), theirs.isnan())
-            torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=0.05, atol=0.05)
+            written = ~theirs.isnan()
+            assert torch.equal(~ours.isnan(), written) and written.any()
+            assert relative_error(ours[written].float(), theirs[written].float()) < 0.02
