@@ -7,6 +7,7 @@ import hashlib
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ NAMESPACE = "trnport_native"
 
 _SOURCES = Path(__file__).parent / "csrc"
 _LIBRARY = "native.so"
-_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC")
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
 _SHOWN = 2000
 """Characters of a compiler's complaint in a message."""
@@ -66,19 +67,31 @@ def load(store: Store, cxx: str, machine: str) -> None:
 
 def _compile(cxx: str, folder: Path) -> None:
     started = time.monotonic()
-    sources = [str(file) for file in sorted(_SOURCES.glob("*.cpp"))]
-    command = [cxx, *_flags(), *sources, "-o", str(folder / _LIBRARY)]
-    command += [f"-I{path}" for path in cpp_extension.include_paths()]
-    command += [f"-L{path}" for path in cpp_extension.library_paths()]
-    command += _LIBRARIES
     log.info("compiling C++ kernels", compiler=cxx)
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    commands = [
+        [cxx, *_flags(), *includes, "-c", str(source), "-o", str(target)]
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_run, commands))
+    link = [cxx, *_flags(), "-shared", *map(str, objects), "-o", str(folder / _LIBRARY)]
+    link += [f"-L{path}" for path in cpp_extension.library_paths()]
+    _run([*link, *_LIBRARIES])
+    for file in objects:
+        file.unlink()
+    log.info("compiled C++ kernels", seconds=round(time.monotonic() - started, 1))
+
+
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompilationError(
             f"kernels='native': the C++ compiler failed ({' '.join(command)}):\n"
             f"{done.stderr[:_SHOWN]}\nSet CXX to g++ 11 or newer, or use kernels='torch_cpu'"
         )
-    log.info("compiled C++ kernels", seconds=round(time.monotonic() - started, 1))
 
 
 def _flags() -> tuple[str, ...]:

@@ -214,7 +214,7 @@ def test_a_compiler_that_fails_is_named(tmp_path):
 PLAIN = """
 import torch
 from trnport.adapters.native import library
-plain = ("-std=c++20", "-O1", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=DEFAULT")
+plain = ("-std=c++20", "-O1", "-fopenmp", "-fPIC", "-DCPU_CAPABILITY=DEFAULT")
 library._flags = lambda: plain
 from trnport import bootstrap
 import tests.adapters.native.test_native as tests
