@@ -49,14 +49,12 @@ def device(tiny):
         yield engine
 
 
-@pytest.mark.compiled
 def test_greedy_equals_transformers(device, tiny):
     expected = [greedy_reference(tiny[1], ids, 10) for ids in PROMPTS]
     assert generate(device, PROMPTS, 10) == expected
     assert generate(device, PROMPTS, 10, temperature=1.0, top_k=1) == expected
 
 
-@pytest.mark.compiled
 def test_a_seeded_request_does_not_notice_its_neighbours(device):
     crowded = generate(device, PROMPTS, 10, **SEEDED)
     assert [generate(device, [ids], 10, **SEEDED)[0] for ids in PROMPTS] == crowded
@@ -99,7 +97,6 @@ GRAMMARS = {
 }
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 2.0, "seed": 1}], ids=str)
 def test_grammars_hold_and_free_neighbours_are_untouched(device, sampling):
     free = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)

@@ -137,9 +137,8 @@ def test_the_log_says_what_it_waits_for_and_where_the_time_went(server):
     assert first < log.index("warm-up program=lm_head_r32 number=6 of=6") < log.index("started ")
     fields = dict(re.findall(r"(\w+)=([\d.]+)", log[log.index("started ") :].splitlines()[0]))
     seconds = {name: float(value) for name, value in fields.items()}
-    assert {"imports", "engine_process", "weights", "warm_up", "programs"} <= seconds.keys()
-    # A spawned engine would import everything once more.
-    assert seconds["engine_process"] < seconds["imports"] / 2 < seconds["seconds"]
+    parts = ["imports", "engine_process", "weights", "kv_cache", "programs", "warm_up", "other"]
+    assert sum(seconds[name] for name in parts) == pytest.approx(seconds["seconds"], abs=0.5)
 
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
