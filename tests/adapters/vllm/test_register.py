@@ -132,6 +132,7 @@ def test_vllm_picks_the_platform_and_our_model_classes():
     )
 
 
+@pytest.mark.slow
 def test_other_platforms_keep_their_models():
     run(
         """
