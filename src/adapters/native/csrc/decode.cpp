@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over a paged cache that reads each block where it lies, up to the row's own length.
 #include "parallel.h"
-#include "vectors.h"
+#include "softmax.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -19,14 +17,12 @@ namespace {
 
 using at::Tensor;
 using std::optional;
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 inline void prefetch(const void* start, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(start) + at);
 }
 
-// HEADS query heads of one KV head, and what they have seen so far (Milakov and Gimelshein, 2018:
-// softmax in one pass). All of them share each key and value that is read.
+// HEADS query heads of one KV head, and what they have seen so far. All of them share each key and value that is read.
 template <int HEADS, class T>
 class Group {
  public:
@@ -36,10 +32,7 @@ class Group {
   void start(const T* q, float scale, const T* sinks) {
     for (int64_t i = 0; i < HEADS * dim_; ++i) q_[i] = static_cast<float>(q[i]) * scale;
     std::fill(out_.begin(), out_.end(), 0.0f);
-    for (int head = 0; head < HEADS; ++head) {
-      largest_[head] = sinks ? static_cast<float>(sinks[head]) : kNothing;
-      sum_[head] = sinks && largest_[head] > kNothing ? 1.0f : 0.0f;
-    }
+    for (int head = 0; head < HEADS; ++head) seen_[head] = Seen::from(sinks ? sinks + head : nullptr);
   }
 
   // Positions of one block: `count` rows of `k` and `v`.
@@ -51,14 +44,7 @@ class Group {
   }
 
   void finish(T* out) const {
-    for (int head = 0; head < HEADS; ++head) {
-      // A row that has seen nothing gives zeros.
-      const Floats factor(sum_[head] > 0.0f ? 1.0f / sum_[head] : 0.0f);
-      for (int64_t d = head * dim_; d < (head + 1) * dim_; d += 2 * kWidth) {
-        const auto [low, high] = load_two(&out_[d]);
-        store_two(out + d, low * factor, high * factor);
-      }
-    }
+    for (int head = 0; head < HEADS; ++head) seen_[head].finish(&out_[head * dim_], dim_, out + head * dim_);
   }
 
  private:
@@ -85,8 +71,9 @@ class Group {
   // score may be a new one.
   float weigh(int head, int64_t count) {
     float* scores = &scores_[head * size_];
-    const float largest = std::max(largest_[head], *std::max_element(scores, scores + count));
-    const float shrink = largest_[head] > kNothing ? std::exp(largest_[head] - largest) : 0.0f;
+    Seen& seen = seen_[head];
+    const float largest = std::max(seen.largest, *std::max_element(scores, scores + count));
+    const float shrink = seen.rise_to(largest);
     int64_t at = 0;
     float sum = 0.0f;
     Floats sums(0.0f);
@@ -96,8 +83,7 @@ class Group {
       sums = sums + weights;
     }
     for (; at < count; ++at) sum += scores[at] = std::exp(scores[at] - largest);
-    sum_[head] = sum_[head] * shrink + sum + sum_of(sums);
-    largest_[head] = largest;
+    seen.sum += sum + sum_of(sums);
     return shrink;
   }
 
@@ -124,7 +110,7 @@ class Group {
 
   int64_t dim_, size_;
   std::vector<float> q_, out_, scores_;
-  float largest_[HEADS], sum_[HEADS];
+  Seen seen_[HEADS];
 };
 
 // One step's queries, caches and tables.

@@ -3,13 +3,12 @@
 //
 // Keys and values are packed like weights, so that scores and sums are the products of matmul.h.
 #include "matmul.h"
-#include "vectors.h"
+#include "softmax.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,7 +19,6 @@ namespace {
 using at::Tensor;
 using std::optional;
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int64_t kSegment = 8 * kColumns;  // keys of one pass over a strip of queries
 
 int64_t rounded_up(int64_t count) { return (count + kColumns - 1) / kColumns * kColumns; }
@@ -110,8 +108,7 @@ class Strip {
       const bf16* q, int64_t stride, int64_t rows, int64_t query, int64_t kv_head, const Packed& packed,
       const Mask& mask, float scale, const bf16* sink, Product product) {
     std::fill(sums_.begin(), sums_.end(), 0.0f);
-    std::fill_n(largest_, kRows, sink ? static_cast<float>(*sink) : kNothing);
-    std::fill_n(total_, kRows, sink && largest_[0] > kNothing ? 1.0f : 0.0f);
+    std::fill_n(seen_, kRows, Seen::from(sink));
     const int64_t from = mask.first(query) / kColumns * kColumns, to = mask.last(query + rows - 1);
     for (int64_t key = from; key < to; key += kSegment) {
       const int64_t width = std::min(kSegment, rounded_up(to - key));
@@ -132,13 +129,7 @@ class Strip {
   }
 
   void finish(int64_t rows, bf16* out, int64_t stride) const {
-    for (int64_t row = 0; row < rows; ++row) {
-      const Floats factor(total_[row] > 0.0f ? 1.0f / total_[row] : 0.0f);
-      for (int64_t d = 0; d < dim_; d += 2 * kWidth) {
-        const auto [low, high] = load_two(&sums_[row * dim_ + d]);
-        store_two(out + row * stride + d, low * factor, high * factor);
-      }
-    }
+    for (int64_t row = 0; row < rows; ++row) seen_[row].finish(&sums_[row * dim_], dim_, out + row * stride);
   }
 
  private:
@@ -151,7 +142,7 @@ class Strip {
     for (int64_t n = 0; n < width; n += kWidth) highest = at::vec::maximum(highest, Floats::loadu(scores + n));
     const float found = at::vec::vec_reduce_all<float>(
         [](Floats a, Floats b) { return at::vec::maximum(a, b); }, highest);
-    const float largest = std::max(largest_[row], found * scale);
+    const float largest = std::max(seen_[row].largest, found * scale);
     bf16* weights = weights_ + row * kSegment;
     if (largest == kNothing) {
       std::fill_n(weights, width, bf16(0.0f));
@@ -165,9 +156,8 @@ class Strip {
       sum = sum + low + high;
       store_two(weights + n, low, high);
     }
-    const float shrink = largest_[row] > kNothing ? std::exp(largest_[row] - largest) : 0.0f;
-    total_[row] = total_[row] * shrink + sum_of(sum);
-    largest_[row] = largest;
+    const float shrink = seen_[row].rise_to(largest);
+    seen_[row].sum += sum_of(sum);
     if (shrink == 1.0f) return;
     for (int64_t d = 0; d < dim_; ++d) sums_[row * dim_ + d] *= shrink;
   }
@@ -187,7 +177,7 @@ class Strip {
 
   int64_t dim_;
   std::vector<float> sums_;
-  float largest_[kRows], total_[kRows];
+  Seen seen_[kRows];
   alignas(64) float scores_[kRows * kSegment];
   alignas(64) bf16 weights_[kRows * kSegment];
 };
