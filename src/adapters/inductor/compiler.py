@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import torch
@@ -24,6 +24,7 @@ from trnport.adapters.inductor.toolchain import require_toolchain, target
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.known_call import KnownCall
 from trnport.core.ports.compiler import Compiler, Origins, Program
+from trnport.core.program_store import ProgramStore, StoredProgram
 from trnport.core.program_table import ProgramTable, require_signature
 from trnport.core.signature import signature_of
 
@@ -31,26 +32,6 @@ log = structlog.get_logger(__name__)
 
 _FORMAT = "1"
 """Changes with what is stored for a program."""
-
-
-class StoredProgram(Protocol):
-    """A program in a store."""
-
-    @property
-    def folder(self) -> Path:
-        """Where its files are."""
-
-
-class ProgramStore(Protocol):
-    """Where programs are kept between starts."""
-
-    def find_or_make(
-        self, key: str, name: str, make: Callable[[Path], None]
-    ) -> tuple[StoredProgram, bool]:
-        """The program of a key, and whether ``make`` had to fill its folder."""
-
-    def discard(self, key: str) -> None:
-        """Forget an unusable program."""
 
 
 class InductorCompiler(Compiler):

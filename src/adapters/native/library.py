@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import cpp_extension
 
 from trnport.core.errors import CompilationError
+from trnport.core.program_store import ProgramStore
 
 log = structlog.get_logger(__name__)
 
@@ -30,21 +31,7 @@ _SHOWN = 2000
 """Characters of a compiler's complaint in a message."""
 
 
-class _Stored(Protocol):
-    @property
-    def folder(self) -> Path: ...
-
-
-class Store(Protocol):
-    """Where what was compiled is kept between starts."""
-
-    def find_or_make(
-        self, key: str, name: str, make: Callable[[Path], None]
-    ) -> tuple[_Stored, bool]:
-        """What a key stands for, and whether ``make`` had to fill its folder."""
-
-
-def load(store: Store, cxx: str, machine: str) -> None:
+def load(store: ProgramStore, cxx: str, machine: str) -> None:
     """Make ``torch.ops.trnport_native`` available in this process; at once if it is already.
 
     Args:
