@@ -16,6 +16,7 @@ import attrs
 
 from trnport.core.config_fields import (
     ascending,
+    at_least,
     boolean,
     fail,
     one_of,
@@ -49,10 +50,10 @@ class NeuronConfig:
 
     num_batched_tokens_buckets: tuple[int, ...] = option(
         "list of integers",
-        "Numbers of prompt tokens for which a prefill program exists. A chunk of a prompt runs in "
-        "the smallest one that holds it.",
+        "Numbers of prompt tokens for which a prefill program exists. A chunk of a prompt, or the "
+        "chunks that share a program, run in the smallest one that holds them.",
         "at least 2, strictly ascending, the last one equal to "
-        "min(max_num_batched_tokens, max_model_len)",
+        "min(max_num_batched_tokens, max_model_len * max_prefills_per_batch)",
         ascending(SMALLEST_PREFILL_BUCKET),
         default=attrs.NOTHING,
         default_doc="powers of two from 128, then the limit",
@@ -64,6 +65,16 @@ class NeuronConfig:
         ascending(1),
         default=attrs.NOTHING,
         default_doc="powers of two from 1, then the limit",
+    )
+    max_prefills_per_batch: int = option(
+        "integer",
+        "Prompts of which one prefill program computes a chunk each; weights are then read once "
+        "for all of them. Which prompts share a program depends on num_batched_tokens_buckets: "
+        "padding must not cost more than it saves. `native` kernels gain from 8; others compute "
+        "the attention of each prompt as if it filled the program.",
+        "1 to max_num_seqs",
+        at_least(1),
+        default=1,
     )
     decode_context_length_buckets: tuple[int, ...] | None = option(
         "list of integers or null",
@@ -205,8 +216,8 @@ class NeuronConfig:
             tensor_parallel_size=tp,
         )
         check_known(values, tuple(field.name for field in attrs.fields(cls)))
-        max_tokens = min(max_num_batched_tokens, max_model_len)
         given = {key: value for key, value in values.items() if value is not None}
+        max_tokens = min(max_num_batched_tokens, max_model_len * _count_of_prefills(given))
         given.setdefault(
             "num_batched_tokens_buckets",
             default_buckets(SMALLEST_DEFAULT_TOKENS_BUCKET, max_tokens),
@@ -257,8 +268,16 @@ class NeuronConfig:
             "num_batched_tokens_buckets",
             self.num_batched_tokens_buckets,
             max_tokens,
-            "min(max_num_batched_tokens, max_model_len)",
+            "min(max_num_batched_tokens, max_model_len)"
+            if self.max_prefills_per_batch == 1
+            else "min(max_num_batched_tokens, max_model_len * max_prefills_per_batch)",
         )
+        if self.max_prefills_per_batch > max_num_seqs:
+            fail(
+                "max_prefills_per_batch",
+                self.max_prefills_per_batch,
+                f"must not exceed max_num_seqs={max_num_seqs}",
+            )
         _check_last("num_seqs_buckets", self.num_seqs_buckets, max_num_seqs, "max_num_seqs")
         contexts = self.decode_context_length_buckets
         if contexts is not None and contexts[-1] >= max_model_len:
@@ -295,6 +314,12 @@ def default_buckets(smallest: int, limit: int) -> tuple[int, ...]:
 
 def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _count_of_prefills(given: Mapping[str, Any]) -> int:
+    """``max_prefills_per_batch`` as given; 1 where it is no number and will be refused."""
+    count = given.get("max_prefills_per_batch", 1)
+    return count if type(count) is int and count > 0 else 1
 
 
 def _check_limits(**limits: int) -> None:

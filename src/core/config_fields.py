@@ -51,6 +51,16 @@ def ascending(smallest: int) -> Any:
     return check
 
 
+def at_least(smallest: int) -> Any:
+    """Validator of a number."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if type(value) is not int or value < smallest:
+            fail(field.name, value, f"must be an integer of at least {smallest}")
+
+    return check
+
+
 def one_of(*names: str) -> Any:
     """Validator of a setting with a few names to choose from."""
 

@@ -14,6 +14,9 @@ from torch import Tensor
 from trnport.core.errors import ConfigError
 from trnport.core.ports.kernels import Kernels
 
+PREFILL_OPERATORS = frozenset({"prefill_attention", "prefill_attention_with_prior"})
+"""Those of which a chunk with several requests is made where a set has nothing better."""
+
 
 def operator_names() -> tuple[str, ...]:
     """Names of all operators of the Kernels port, sorted."""
@@ -44,6 +47,8 @@ def with_operator(base: Kernels, **operators: Callable[..., Any]) -> Kernels:
     labels = [f"{name}:{_label(function)}" for name, function in operators.items()]
     members: dict[str, Any] = {name: staticmethod(part) for name, part in parts.items()}
     members["pack"] = staticmethod(functools.partial(_pack_for_owner, parts))
+    if not operators.keys() & PREFILL_OPERATORS:
+        members["packed_prefill_attention"] = staticmethod(base.packed_prefill_attention)
     composed = type("ComposedKernels", (Kernels,), {**members, "__doc__": with_operator.__doc__})
     kernels: Kernels = composed()
     kernels.name = "+".join([base.name, *labels])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import attrs
+import torch
 from torch import Tensor
 
 
@@ -13,13 +14,15 @@ from torch import Tensor
 class AttentionMetadata:
     """What an attention layer needs beside its activations.
 
-    T is the padded token count and B the padded row count; prefill has B = 1. Integers are
-    part of a program's signature, tensors are not.
+    T is the padded token count and B the padded row count: in decode one row for each token, in
+    prefill one for each prompt that a program takes. Integers are part of a program's signature,
+    tensors are not.
 
     Attributes:
         block_table_tensor: ``[B, M]`` int32, unowned entries -1.
         slot_mapping: ``[T]`` int64, padding -1.
-        cached_seq_len: ``[1, 1]`` int32, the largest number of already cached tokens of a row.
+        cached_seq_len: ``[B, 1]`` int32 in prefill, the tokens of each row that are cached
+            already, padding 0. ``[1, 1]`` in decode, the largest number of any row.
         seq_lens: ``[B]`` int32, tokens of each row known so far, prompt included. Only RoPE
             types whose frequencies depend on the sequence length read it. Padding 1.
         max_query_len: Padded tokens per row.
@@ -29,6 +32,9 @@ class AttentionMetadata:
         kv_segment_size: 0 when no row has a cached prefix to attend to, else T.
         swa_kv_pos_offset: ``[B]`` int32, position of the first column of a sliding-window
             layer's table, which holds the window's blocks alone; zeros otherwise.
+        query_start_loc: ``[B + 1]`` int32 in prefill programs that take several prompts: row b's
+            tokens are those from ``query_start_loc[b]`` to, but without,
+            ``query_start_loc[b + 1]``. Behind the last one is padding. None in all others.
     """
 
     block_table_tensor: Tensor
@@ -41,11 +47,21 @@ class AttentionMetadata:
     decode_token_threshold: int
     kv_segment_size: int
     swa_kv_pos_offset: Tensor
+    query_start_loc: Tensor | None = None
 
     @property
     def is_decode(self) -> bool:
         """Whether the step runs the decode path."""
         return self.max_query_len <= self.decode_token_threshold
+
+    @property
+    def token_seq_lens(self) -> Tensor:
+        """``seq_lens`` of each token's row, ``[T]`` int32; ``[1]`` if there is one row only."""
+        if self.query_start_loc is None:
+            return self.seq_lens
+        tokens = torch.arange(self.slot_mapping.shape[0], device=self.seq_lens.device)
+        row = (tokens[:, None] >= self.query_start_loc[1:]).sum(dim=1)
+        return self.seq_lens[row.clamp(max=self.seq_lens.shape[0] - 1)]
 
 
 class SamplingInputs(NamedTuple):

@@ -48,7 +48,12 @@ def render_advice(
 ) -> str:
     """Padding with the buckets of a plan, and lists of the same lengths that pad least."""
     fitting = [pair for pair in lengths if sum(pair) <= buckets.max_model_len]
-    demand = simulate(fitting, max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens)
+    demand = simulate(
+        fitting,
+        max_num_seqs=max_num_seqs,
+        max_prefill_tokens=max_prefill_tokens,
+        max_prefills=buckets.prefill_seqs,
+    )
     config: dict[str, list[int]] = {}
     rows: list[tuple[str, ...]] = [("", "padding now", "proposed", "buckets")]
     for title, key, sizes, now, smallest in (
@@ -77,7 +82,8 @@ def render_advice(
         best = best_buckets(sizes, len(now), limit=now[-1], smallest=smallest, known=now)
         rows.append((title, *_percent(sizes, now, best), ", ".join(map(str, best))))
         config[key] = list(best)
-    proposal = Buckets(*map(tuple, config.values()))
+    tokens, seqs, contexts = config.values()
+    proposal = Buckets(tokens, seqs, contexts, buckets.prefill_seqs)
     config["decode_context_length_buckets"].pop()  # max_model_len is always added
     if not config["decode_context_length_buckets"]:
         del config["decode_context_length_buckets"]

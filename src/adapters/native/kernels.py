@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trnport.core.ports.kernels import Kernels
+from trnport.core.ports.kernels import CachedPrefix, Kernels
 
 _BLOCK = 32
 """Rows and columns of a packed weight come in multiples of it, and dimensions of a head, too."""
@@ -103,6 +103,32 @@ class NativeKernels(Kernels):
         sinks = None if sinks is None else sinks.to(q.dtype)
         out: Tensor = _ops.prefill_attention_with_prior(
             q, k, v, valid, k_cache, v_cache, block_table, cached_seq_len, scale, sliding_window,
+            sinks,
+        )  # fmt: skip
+        return out
+
+    def packed_prefill_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_start_loc: Tensor,
+        prefix: CachedPrefix | None,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As with one request, and nothing is computed twice."""
+        attends = prefix is None or _can_attend(q, prefix.k_cache, prefix.v_cache)
+        if not (_can_prefill(q) and attends):
+            return self._base.packed_prefill_attention(
+                q, k, v, query_start_loc, prefix,
+                scale=scale, sliding_window=sliding_window, sinks=sinks,
+            )  # fmt: skip
+        sinks = None if sinks is None else sinks.to(q.dtype)
+        out: Tensor = _ops.packed_prefill_attention(
+            q, k, v, query_start_loc, *(prefix or (None, None, None, None)), scale, sliding_window,
             sinks,
         )  # fmt: skip
         return out

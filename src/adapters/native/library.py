@@ -95,6 +95,7 @@ def _tell_shapes() -> None:
         "decode_attention": _like_query,
         "prefill_attention": _like_query,
         "prefill_attention_with_prior": _like_query,
+        "packed_prefill_attention": _like_query,
         "kv_write": lambda *_: None,
     }
     for name, shape in shapes.items():

@@ -32,17 +32,23 @@ class Demand:
 
 
 def simulate(
-    lengths: Iterable[tuple[int, int]], *, max_num_seqs: int, max_prefill_tokens: int
+    lengths: Iterable[tuple[int, int]],
+    *,
+    max_num_seqs: int,
+    max_prefill_tokens: int,
+    max_prefills: int = 1,
 ) -> Demand:
     """Serve requests that all wait from the start, in their order.
 
-    Prompts run alone, in chunks of the limit and a rest. As many requests as allowed decode
-    together; when one ends, the next begins.
+    Prompts run in chunks of the limit and a rest; rests of those that begin together share
+    programs while they fit. As many requests as allowed decode together; when one ends, the next
+    begins.
 
     Args:
         lengths: Prompt and output tokens of each request, both at least 1.
         max_num_seqs: Most requests at a time.
-        max_prefill_tokens: Most tokens of a chunk.
+        max_prefill_tokens: Most tokens of a program's run.
+        max_prefills: Most prompts in it.
     """
     prefill: Counter[int] = Counter()
     seqs: Counter[int] = Counter()
@@ -53,6 +59,7 @@ def simulate(
     waiting = iter(lengths)
     more = True
     while running or more:
+        rests: list[int] = []
         while more and len(running) < max_num_seqs:
             request = next(waiting, None)
             more = request is not None
@@ -60,9 +67,11 @@ def simulate(
                 break
             prompt, output = request
             full, rest = divmod(prompt, max_prefill_tokens)
-            prefill.update({max_prefill_tokens: full, rest: 1} if rest else {prompt // full: full})
+            prefill[max_prefill_tokens] += full
+            rests += [rest] if rest else []
             if output > 1:  # the first token comes out of the prefill
                 running.append((step + output - 1, prompt + 1 - step))
+        prefill.update(_shared(rests, max_prefill_tokens, max_prefills))
         if not running:
             continue
         end = min(last for last, _ in running)
@@ -73,6 +82,20 @@ def simulate(
         step = end
         running = [one for one in running if one[0] > end]
     return Demand(+prefill, +seqs, +contexts)
+
+
+def _shared(chunks: Iterable[int], most_tokens: int, most: int) -> list[int]:
+    """Sizes of the runs when neighbours are put together as long as they fit."""
+    runs: list[int] = []
+    count = 0
+    for chunk in chunks:
+        if runs and count < most and runs[-1] + chunk <= most_tokens:
+            runs[-1] += chunk
+            count += 1
+        else:
+            runs.append(chunk)
+            count = 1
+    return runs
 
 
 def padding(demand: Mapping[int, int], buckets: Sequence[int]) -> int:

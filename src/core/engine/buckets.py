@@ -71,10 +71,11 @@ class Buckets:
     """Every padded shape of an engine.
 
     Attributes:
-        prefill_tokens: Tokens of one chunk of one prompt.
+        prefill_tokens: Tokens of one run of a prefill program.
         decode_seqs: Rows of a decode step.
         contexts: Tokens of a row that can be read from the cache; the last one is
             ``max_model_len``.
+        prefill_seqs: Prompts of which a prefill program takes a chunk each.
 
     Raises:
         ConfigError: A list is empty, not positive or not strictly ascending.
@@ -83,14 +84,13 @@ class Buckets:
     prefill_tokens: tuple[int, ...] = attrs.field(converter=_to_tuple)
     decode_seqs: tuple[int, ...] = attrs.field(converter=_to_tuple)
     contexts: tuple[int, ...] = attrs.field(converter=_to_tuple)
+    prefill_seqs: int = 1
 
     def __attrs_post_init__(self) -> None:
-        for field in attrs.fields(type(self)):
-            sizes = getattr(self, field.name)
+        for name in ("prefill_tokens", "decode_seqs", "contexts"):
+            sizes = getattr(self, name)
             if not sizes or any(a >= b for a, b in zip((0, *sizes), sizes, strict=False)):
-                raise ConfigError(
-                    f"{field.name}={list(sizes)} must be positive and strictly ascending"
-                )
+                raise ConfigError(f"{name}={list(sizes)} must be positive and strictly ascending")
 
     @classmethod
     def from_config(cls, config: NeuronConfig, *, max_model_len: int) -> Self:
@@ -99,6 +99,7 @@ class Buckets:
             prefill_tokens=config.num_batched_tokens_buckets,
             decode_seqs=config.num_seqs_buckets,
             contexts=(*(config.decode_context_length_buckets or ()), max_model_len),
+            prefill_seqs=config.max_prefills_per_batch,
         )
 
     @property
@@ -140,15 +141,17 @@ class Buckets:
     def all_prefill_signatures(self) -> list[PrefillSignature]:
         """Every prefill program, smallest first.
 
-        Left out are pairs that no request can reach, since even the shortest chunk and prefix
-        that choose them exceed ``max_model_len`` together.
+        Left out are pairs that no requests can reach, since even the shortest chunk and prefix
+        that choose them exceed ``max_model_len`` together: one request has the prefix, and the
+        others can only add to the chunk.
         """
+        others = (self.prefill_seqs - 1) * self.max_model_len
         chunks = _with_smallest(self.prefill_tokens)
         priors = [(0, 0), *_with_smallest(self.contexts)]
         return [
             PrefillSignature(tokens, prior)
             for (tokens, fewest), (prior, shortest) in product(chunks, priors)
-            if fewest + shortest <= self.max_model_len
+            if shortest < self.max_model_len and fewest - others + shortest <= self.max_model_len
         ]
 
     def all_decode_signatures(self) -> list[DecodeSignature]:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import attrs
 import torch
 from torch import Tensor
@@ -29,13 +32,22 @@ class PromptEmbeds:
         return self.values.shape[0]
 
 
+class EmbedsChunk(NamedTuple):
+    """The part of a step that belongs to one request.
+
+    Attributes:
+        given: The request's embeddings; None for token ids throughout.
+        start: Position of the request's first token in the step.
+        num_tokens: Its tokens in the step.
+    """
+
+    given: PromptEmbeds | None
+    start: int
+    num_tokens: int
+
+
 def step_embeds(
-    spec: EmbedsSpec | None,
-    rows: int,
-    device: torch.device,
-    given: PromptEmbeds | None = None,
-    start: int = 0,
-    count: int = 0,
+    spec: EmbedsSpec | None, rows: int, device: torch.device, chunks: Iterable[EmbedsChunk] = ()
 ) -> tuple[Tensor | None, Tensor | None]:
     """The step's ``inputs_embeds`` and ``is_token_ids``.
 
@@ -43,9 +55,7 @@ def step_embeds(
         spec: Their shape; None where the engine takes no embeddings.
         rows: Padded rows of the step.
         device: Where the tensors go.
-        given: A request's embeddings; None for token ids throughout.
-        start: Position of the step's first token.
-        count: Tokens in the step.
+        chunks: Whose rows these are, one request after the other; the rest has token ids.
 
     Returns:
         ``[rows, hidden_size]`` and ``[rows]`` bool, or (None, None) without a ``spec``.
@@ -54,11 +64,14 @@ def step_embeds(
         return None, None
     embeds = torch.zeros(rows, spec.hidden_size, dtype=spec.dtype)
     is_token_ids = torch.ones(rows, dtype=torch.bool)
-    if given is not None:
-        end = min(start + count, given.end)
-        used = max(0, end - start)
-        embeds[:used] = given.values[start:end]
-        is_token_ids[:used] = False
-        if given.is_token_ids is not None:
-            is_token_ids[:used] = given.is_token_ids[start:end]
+    first = 0
+    for given, start, count in chunks:
+        if given is not None:
+            end = min(start + count, given.end)
+            used = slice(first, first + max(0, end - start))
+            embeds[used] = given.values[start:end]
+            is_token_ids[used] = False
+            if given.is_token_ids is not None:
+                is_token_ids[used] = given.is_token_ids[start:end]
+        first += count
     return embeds.to(device), is_token_ids.to(device)

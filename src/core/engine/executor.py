@@ -14,6 +14,7 @@ from trnport.core.engine.batch import BatchState, Request, Work, split_by_phase
 from trnport.core.engine.hidden import HeadProgram, HiddenRows, head_rows
 from trnport.core.engine.inputs import InputBuilder
 from trnport.core.engine.observer import StepObserver
+from trnport.core.engine.packing import pack_prefills
 from trnport.core.engine.programs import Programs
 from trnport.core.engine.result import Piece, StepResult
 from trnport.core.engine.sampling_inputs import Masks, SamplingInputBuilder
@@ -71,9 +72,9 @@ class StepExecutor:
     ) -> StepResult:
         """Compute new tokens of some requests and advance their computed counts.
 
-        A step with prompts and generations in it runs one prefill program for each chunk
-        of prompt and one decode program for everything else, so neither waits for the
-        other's next step.
+        A step with prompts and generations in it runs prefill programs for the chunks of
+        prompts and one decode program for everything else, so neither waits for the other's
+        next step.
 
         Args:
             batch: All requests.
@@ -129,14 +130,13 @@ class StepExecutor:
     def _prefill_pieces(
         self, prefills: list[Work], masks: Masks, hidden: dict[str, HiddenRows]
     ) -> Iterator[Piece]:
-        for work in prefills:
-            output = self._run(self._inputs.prefill(work), [work], masks)
-            if output.hidden_states is not None and work.needs_prefill:
-                hidden[work.request.request_id] = HiddenRows(
-                    work.request.num_computed_tokens, output.hidden_states[: work.num_tokens]
-                )
-            if work.reaches_end and self._inputs.features.generates:
-                yield Piece.of([work.request.request_id], [0], output)
+        for works in pack_prefills(prefills, self._inputs.buckets):
+            output = self._run(self._inputs.prefill(works), works, masks)
+            if output.hidden_states is not None:
+                hidden.update(_hidden_rows(works, output.hidden_states))
+            rows = [row for row, work in enumerate(works) if work.reaches_end]
+            if rows and self._inputs.features.generates:
+                yield Piece.of([works[row].request.request_id for row in rows], rows, output)
 
     def _decode_pieces(self, decodes: list[Work], masks: Masks) -> Iterator[Piece]:
         if not decodes:
@@ -178,6 +178,16 @@ class StepExecutor:
         for decode in buckets.all_decode_signatures():
             cached = max(decode.context - 1, 1)  # a decode has at least one token to read
             yield decode.name, [_stand_in(f"warm-up-{i}", cached, 1) for i in range(decode.seqs)]
+
+
+def _hidden_rows(works: list[Work], hidden_states: Tensor) -> Iterator[tuple[str, HiddenRows]]:
+    """Each request's own rows, where it needs them."""
+    end = 0
+    for work in works:
+        start, end = end, end + work.num_tokens
+        if work.needs_prefill:
+            rows = HiddenRows(work.request.num_computed_tokens, hidden_states[start:end])
+            yield work.request.request_id, rows
 
 
 def _stand_in(name: str, cached: int, count: int, is_prefill: bool = False) -> Work:

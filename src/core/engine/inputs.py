@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trnport.core.engine.batch import Request, Work
 from trnport.core.engine.buckets import Buckets
-from trnport.core.engine.embeds import step_embeds
+from trnport.core.engine.embeds import EmbedsChunk, step_embeds
 from trnport.core.engine.features import Features
 from trnport.core.engine.packed import int32, int64
 from trnport.core.engine.tables import TableKind, block_tables
@@ -62,39 +62,52 @@ class InputBuilder:
     def _find_kinds(self) -> tuple[TableKind, ...]:
         return tuple(dict.fromkeys(self._kind_of.values()))
 
-    def prefill(self, work: Work) -> StepInput:
-        """One request's next chunk of prompt."""
-        request, count = work.request, work.num_tokens
-        start = request.num_computed_tokens
-        signature = self.buckets.prefill_signature(count, start)
-        context = signature.prior_context
-        padded = self.buckets.padded_tokens(signature.tokens, self.tp)
-        padding = padded - count
-        positions = list(range(start, start + count))
+    def prefill(self, works: Sequence[Work]) -> StepInput:
+        """The next chunks of some requests' prompts, one after the other.
+
+        Args:
+            works: As many as :attr:`Buckets.prefill_seqs` at most; their tokens fit a bucket.
+        """
+        requests = [work.request for work in works]
+        starts = [request.num_computed_tokens for request in requests]
+        counts = [work.num_tokens for work in works]
+        signature = self.buckets.prefill_signature(sum(counts), max(starts))
+        context, rows = signature.prior_context, self.buckets.prefill_seqs
+        tokens = self.buckets.padded_tokens(signature.tokens, self.tp)
+        padding, absent = tokens - sum(counts), rows - len(works)
+        ends = list(accumulate(counts))
         metadata = self._by_layer(
-            [request],
-            [start],
-            count=count,
-            tokens=padded,
+            requests,
+            starts,
+            counts,
+            tokens=tokens,
             context=context,
-            rows=1,
-            cached_seq_len=self._int32([start]).view(1, 1),
-            seq_lens=self._int32([len(request.token_ids)]),
-            max_query_len=padded,
-            kv_segment_size=padded if context else 0,
+            rows=rows,
+            cached_seq_len=self._int32(starts + [0] * absent).view(rows, 1),
+            seq_lens=self._int32([len(r.token_ids) for r in requests] + [1] * absent),
+            max_query_len=tokens,
+            kv_segment_size=tokens if context else 0,
+            query_start_loc=self._int32([0, *ends, *ends[-1:] * absent]) if rows > 1 else None,
         )
-        tokens = request.token_ids[start : start + count] + [PAD_TOKEN] * padding
+        ids = chain.from_iterable(
+            request.token_ids[start : start + count]
+            for request, start, count in zip(requests, starts, counts, strict=True)
+        )
+        positions = list(_concatenated(starts, counts))
         embeds, is_token_ids = step_embeds(
-            self.features.prompt_embeds, padded, self.device, request.prompt_embeds, start, count
+            self.features.prompt_embeds,
+            tokens,
+            self.device,
+            map(EmbedsChunk, (request.prompt_embeds for request in requests), starts, counts),
         )
         return StepInput(
             name=signature.name,
-            input_ids=self._int64(tokens),
+            input_ids=self._int64(chain(ids, repeat(PAD_TOKEN, padding))),
             # The last real position is repeated: a padding row then never reads past the
             # positions that exist.
             positions=self._int32(positions + positions[-1:] * padding),
             attn_metadata=metadata,
-            sampling_positions=self._int64([count - 1]),
+            sampling_positions=self._int64([end - 1 for end in ends] + [0] * absent),
             return_hidden_states=self.features.returns_hidden_states,
             inputs_embeds=embeds,
             is_token_ids=is_token_ids,
@@ -110,7 +123,7 @@ class InputBuilder:
         metadata = self._by_layer(
             requests,
             positions,
-            count=1,
+            [1] * len(requests),
             tokens=rows,
             context=context,
             rows=rows,
@@ -135,26 +148,26 @@ class InputBuilder:
     def _by_layer(
         self,
         requests: Sequence[Request],
-        positions: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
         *,
-        count: int,
         tokens: int,
         context: int,
         rows: int,
         **common: Any,
     ) -> dict[str, AttentionMetadata]:
-        """Attention metadata of ``count`` new tokens from each of ``positions`` on.
+        """Attention metadata of ``counts`` new tokens of each request from ``starts`` on.
 
         Layers with the same kind of table get the same object; ``common`` is equal in all.
         """
         by_kind: dict[TableKind, AttentionMetadata] = {}
         for kind in self._kinds:
             table, offsets = block_tables(
-                kind, requests, positions, context=context, rows=rows, block_size=self.block_size
+                kind, requests, starts, context=context, rows=rows, block_size=self.block_size
             )
             by_kind[kind] = AttentionMetadata(
                 block_table_tensor=table.to(self.device),
-                slot_mapping=self._slots(kind.group, requests, positions, count, tokens),
+                slot_mapping=self._slots(kind.group, requests, starts, counts, tokens),
                 block_size=self.block_size,
                 max_blocks_per_seq=table.shape[1],
                 decode_token_threshold=DECODE_TOKEN_THRESHOLD,
@@ -167,17 +180,18 @@ class InputBuilder:
         self,
         group: int,
         requests: Sequence[Request],
-        positions: Sequence[int],
-        count: int,
+        starts: Sequence[int],
+        counts: Sequence[int],
         tokens: int,
     ) -> Tensor:
         size = self.block_size
-        rows = [(r.blocks_of(group), p) for r, p in zip(requests, positions, strict=True)]
-        if count == 1:
-            slots = [slot_of(blocks, position, size) for blocks, position in rows]
-        else:
-            runs = [slot_mapping(blocks, start, start + count, size) for blocks, start in rows]
-            slots = list(chain.from_iterable(runs))
+        slots: list[int] = []
+        for request, start, count in zip(requests, starts, counts, strict=True):
+            blocks = request.blocks_of(group)
+            if count == 1:  # all rows of a decode step
+                slots.append(slot_of(blocks, start, size))
+            else:
+                slots += slot_mapping(blocks, start, start + count, size)
         return self._int64(slots + [PAD_SLOT] * (tokens - len(slots)))
 
     def _int32(self, values: Iterable[int]) -> Tensor:
@@ -185,3 +199,9 @@ class InputBuilder:
 
     def _int64(self, values: Iterable[int]) -> Tensor:
         return int64(values).to(self.device)
+
+
+def _concatenated(starts: Sequence[int], counts: Sequence[int]) -> Iterable[int]:
+    """Positions of each request's new tokens, one request after the other."""
+    runs = (range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    return chain.from_iterable(runs)

@@ -100,7 +100,7 @@ def describe(name: str, works: Sequence[Work], rows: int, buckets: Buckets) -> E
 
     Args:
         name: The program.
-        works: One prefill, or decodes; at least one.
+        works: Prefills, or decodes; at least one.
         rows: Rows of the program's token tensor.
         buckets: The shapes it was chosen from.
     """
@@ -111,5 +111,6 @@ def describe(name: str, works: Sequence[Work], rows: int, buckets: Buckets) -> E
         padded_context = rows * buckets.context(max(starts) + 1)
         context = sum(starts) + len(works)
         return Execution(name, "decode", ids, tokens, rows, rows, context, padded_context)
-    prior = buckets.prior_context(starts[0])
-    return Execution(name, "prefill", ids, tokens, rows, 1, starts[0], prior)
+    seqs = buckets.prefill_seqs
+    padded_context = seqs * buckets.prior_context(max(starts))
+    return Execution(name, "prefill", ids, tokens, rows, seqs, sum(starts), padded_context)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from trnport.core.metadata import AttentionMetadata
-from trnport.core.ports.kernels import Kernels
+from trnport.core.ports.kernels import CachedPrefix, Kernels
 
 
 def attention(
@@ -53,6 +53,8 @@ def attention(
             positions if sliding_window is None else positions - metadata.swa_kv_pos_offset,
             scale=scale, sliding_window=sliding_window, sinks=sinks,
         )  # fmt: skip
+    if metadata.query_start_loc is not None:
+        return _packed(kernels, q, k, v, kv_cache, metadata, scale, sliding_window, sinks)
     valid = metadata.slot_mapping >= 0
     if not metadata.kv_segment_size:
         return kernels.prefill_attention(
@@ -62,5 +64,31 @@ def attention(
     return kernels.prefill_attention_with_prior(
         q, k, v, valid, k_cache, v_cache, metadata.block_table_tensor,
         cached if sliding_window is None else cached - metadata.swa_kv_pos_offset,
+        scale=scale, sliding_window=sliding_window, sinks=sinks,
+    )  # fmt: skip
+
+
+def _packed(
+    kernels: Kernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_cache: Sequence[Tensor],
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """A chunk that holds tokens of several prompts."""
+    assert metadata.query_start_loc is not None
+    prefix = None
+    if metadata.kv_segment_size:
+        cached = metadata.cached_seq_len
+        if sliding_window is not None:
+            cached = cached - metadata.swa_kv_pos_offset[:, None]
+        k_cache, v_cache = kv_cache
+        prefix = CachedPrefix(k_cache, v_cache, metadata.block_table_tensor, cached)
+    return kernels.packed_prefill_attention(
+        q, k, v, metadata.query_start_loc, prefix,
         scale=scale, sliding_window=sliding_window, sinks=sinks,
     )  # fmt: skip

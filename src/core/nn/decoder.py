@@ -188,7 +188,7 @@ class DecoderModel(nn.Module):
         metadata = next(iter(attn_metadata.values()))
         h = reduce_tokens(self.embed_tokens(input_ids), self.tp, metadata)
         h = merge_prompt_embeds(h, inputs_embeds, is_token_ids, self.tp, metadata)
-        rope = self.rotary(positions, metadata.seq_lens)
+        rope = self.rotary(positions, metadata.token_seq_lens)
         for layer in self.layers:
             h = layer(h, rope, positions, attn_metadata[layer.name])
         h = gather_tokens(self.norm(h), self.tp, metadata)

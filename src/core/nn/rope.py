@@ -68,8 +68,8 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             positions: ``[T]`` integer.
-            seq_lens: ``[B]`` integer with B = 1 or B = T, tokens known of each row's sequence.
-                Only "dynamic" and "longrope" read it.
+            seq_lens: ``[T]`` or ``[1]`` integer, tokens known of each token's sequence. Only
+                "dynamic" and "longrope" read it.
 
         Returns:
             Two tensors ``[T, R/2]`` fp32.

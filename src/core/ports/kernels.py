@@ -2,7 +2,7 @@
 """Port: the operators a decoder needs on one rank's shards.
 
 Tensors in, tensors out, no hidden state. Shapes below use T tokens (padding included),
-B decode rows, H hidden, Hq and Hk query and KV heads *of this rank*, D head size, I
+B rows, one for each sequence, H hidden, Hq and Hk query and KV heads *of this rank*, D head size, I
 intermediate size of this rank, N cache blocks, S block size, M block-table columns and V
 vocabulary entries of this rank. Linear weights are laid out ``[in, out]``. A bias that a
 model does not have is None, never zeros.
@@ -18,8 +18,27 @@ Two rules hold for every adapter:
 from __future__ import annotations
 
 import abc
+from typing import NamedTuple
 
 from torch import Tensor
+
+from trnport.core import packed_prefill
+
+
+class CachedPrefix(NamedTuple):
+    """What the cache holds in front of the chunks of B requests.
+
+    Attributes:
+        k_cache: ``[N, Hk, S, D]``.
+        v_cache: Like ``k_cache``.
+        block_table: ``[B, M]`` int32; column j holds positions j*S to (j+1)*S - 1, -1 nothing.
+        cached_seq_len: ``[B, 1]`` int32, at most M*S; cached positions below it are valid.
+    """
+
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cached_seq_len: Tensor
 
 
 class Kernels(abc.ABC):
@@ -168,6 +187,44 @@ class Kernels(abc.ABC):
         Returns:
             ``[T, Hq, D]``; padding rows hold anything.
         """
+
+    def packed_prefill_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_start_loc: Tensor,
+        prefix: CachedPrefix | None,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of a chunk that holds tokens of B requests, each over its own.
+
+        By default every request is a call of one of the two operators above, over T rows. A set
+        that can do better overrides this.
+
+        Args:
+            q: ``[T, Hq, D]``.
+            k: ``[T, Hk, D]``.
+            v: Like ``k``.
+            query_start_loc: ``[B + 1]`` int32, ascending from 0: request b has the rows from
+                ``query_start_loc[b]`` on, in front of ``query_start_loc[b + 1]``. It may have
+                none; rows behind the last request's are padding.
+            prefix: What is cached of each request, its own chunk aside; None for nothing. It may
+                lie in rows of another request of this very chunk, which are in the cache by now.
+            scale: Multiplies the scores.
+            sliding_window: As in :meth:`prefill_attention`.
+            sinks: As in :meth:`prefill_attention`.
+
+        Returns:
+            ``[T, Hq, D]``; padding rows hold anything.
+        """
+        return packed_prefill.one_by_one(
+            self, q, k, v, query_start_loc, prefix,
+            scale=scale, sliding_window=sliding_window, sinks=sinks,
+        )  # fmt: skip
 
     @abc.abstractmethod
     def decode_attention(

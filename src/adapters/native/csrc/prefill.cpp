@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal attention of one request's chunk over its cached prefix and itself.
+// Causal attention of requests' chunks, each over its own cached prefix and itself.
 //
 // Keys and values are packed like weights, so that scores and sums are the products of matmul.h.
 #include "matmul.h"
@@ -182,79 +182,149 @@ class Strip {
   alignas(64) bf16 weights_[kRows * kSegment];
 };
 
-void attend(
-    const Tensor& q, const Packed& packed, int64_t kv_heads, const Mask& mask, float scale, const bf16* sinks,
-    Tensor& out) {
-  const int64_t rows = q.size(0), heads = q.size(1), dim = q.size(2), stride = heads * dim;
-  const int64_t strips = (rows + kRows - 1) / kRows;
-  const bf16* queries = q.const_data_ptr<bf16>();
-  bf16* outputs = out.mutable_data_ptr<bf16>();
+// The tokens of one request: rows of q, and the keys that they may see.
+struct Request {
+  int64_t first, rows;
+  Mask mask;
+  Packed packed;
+};
+
+struct Task {
+  const Request* request;
+  int64_t head, row;
+};
+
+std::vector<Task> tasks_of(const std::vector<Request>& requests, int64_t heads) {
+  std::vector<Task> tasks;
   // One head's strips after another: they read the same keys.
-  share(heads * strips, 1, [&] {
+  for (const Request& request : requests)
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t row = 0; row < request.rows; row += kRows) tasks.push_back({&request, head, row});
+  return tasks;
+}
+
+Tensor attend(
+    const Tensor& q_, const std::vector<Request>& requests, int64_t kv_heads, double scale_,
+    const optional<Tensor>& sink_logits) {
+  const Tensor q = q_.contiguous();
+  Tensor out = at::empty_like(q);
+  const int64_t heads = q.size(1), dim = q.size(2), stride = heads * dim, group = heads / kv_heads;
+  const float scale = static_cast<float>(scale_);
+  const bf16* queries = q.const_data_ptr<bf16>();
+  const bf16* sinks = sink_logits.has_value() ? sink_logits->const_data_ptr<bf16>() : nullptr;
+  bf16* outputs = out.mutable_data_ptr<bf16>();
+  const std::vector<Task> tasks = tasks_of(requests, heads);
+  share(tasks.size(), 1, [&] {
     return [&, strip = Strip(dim)](int64_t begin, int64_t end) mutable {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t head = task / strips, row = task % strips * kRows;
-        const int64_t count = std::min(kRows, rows - row), at = (row * heads + head) * dim;
-        with_product(count, [&](auto product) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto& [request, head, row] = tasks[i];
+        const int64_t count = std::min(kRows, request->rows - row);
+        const int64_t at = ((request->first + row) * heads + head) * dim;
+        with_product(count, [&, head = head, row = row, request = request](auto product) {
           strip.run(
-              queries + at, stride, count, row, head / (heads / kv_heads), packed, mask, scale,
+              queries + at, stride, count, row, head / group, request->packed, request->mask, scale,
               sinks ? sinks + head : nullptr, product);
         });
         strip.finish(count, outputs + at, stride);
       }
     };
   });
-}
-
-void add_chunk(const Tensor& k, const Tensor& v, const Tensor& valid, std::vector<Place>& places) {
-  TORCH_CHECK(k.stride(2) == 1 && v.stride(2) == 1 && k.stride(1) == v.stride(1), "rows of a head are dense");
-  const bool* real = valid.const_data_ptr<bool>();
-  const bf16 *keys = k.const_data_ptr<bf16>(), *values = v.const_data_ptr<bf16>();
-  for (int64_t row = 0; row < k.size(0); ++row)
-    places.push_back(
-        real[row] ? Place{keys + row * k.stride(0), values + row * v.stride(0), k.stride(1)} : Place{});
-}
-
-void add_prefix(
-    const Tensor& k_cache, const Tensor& v_cache, const Tensor& table, int64_t count, std::vector<Place>& places) {
-  const int64_t heads = k_cache.size(1), size = k_cache.size(2), dim = k_cache.size(3);
-  const bf16 *keys = k_cache.const_data_ptr<bf16>(), *values = v_cache.const_data_ptr<bf16>();
-  const int32_t* blocks = table.const_data_ptr<int32_t>();
-  for (int64_t position = 0; position < count; ++position) {
-    const int64_t block = blocks[position / size];
-    const int64_t at = (block * heads * size + position % size) * dim;
-    places.push_back(block < 0 ? Place{} : Place{keys + at, values + at, size * dim});
-  }
-}
-
-Tensor attend_to(
-    const std::vector<Place>& places, const Tensor& q_, const Tensor& k, int64_t start, double scale,
-    optional<int64_t> window, const optional<Tensor>& sinks) {
-  const Packed packed(places, k.size(1), k.size(2));
-  const Tensor q = q_.contiguous();
-  Tensor out = at::empty_like(q);
-  const bf16* sink_logits = sinks.has_value() ? sinks->const_data_ptr<bf16>() : nullptr;
-  attend(q, packed, k.size(1), {start, window}, static_cast<float>(scale), sink_logits, out);
   return out;
+}
+
+// The places of positions, one after the other.
+class Places {
+ public:
+  const std::vector<Place>& all() const { return places_; }
+
+  void add_rows(const Tensor& k, const Tensor& v, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) add_row(k, v, row);
+  }
+
+  void add_valid_rows(const Tensor& k, const Tensor& v, const Tensor& valid) {
+    const bool* real = valid.const_data_ptr<bool>();
+    for (int64_t row = 0; row < k.size(0); ++row)
+      if (real[row])
+        add_row(k, v, row);
+      else
+        places_.emplace_back();
+  }
+
+  // `table` is one row of blocks.
+  void add_cached(const Tensor& k_cache, const Tensor& v_cache, const int32_t* table, int64_t count) {
+    const int64_t heads = k_cache.size(1), size = k_cache.size(2), dim = k_cache.size(3);
+    const bf16 *keys = k_cache.const_data_ptr<bf16>(), *values = v_cache.const_data_ptr<bf16>();
+    for (int64_t position = 0; position < count; ++position) {
+      const int64_t block = table[position / size];
+      const int64_t at = (block * heads * size + position % size) * dim;
+      places_.push_back(block < 0 ? Place{} : Place{keys + at, values + at, size * dim});
+    }
+  }
+
+ private:
+  void add_row(const Tensor& k, const Tensor& v, int64_t row) {
+    places_.push_back(
+        {k.const_data_ptr<bf16>() + row * k.stride(0), v.const_data_ptr<bf16>() + row * v.stride(0), k.stride(1)});
+  }
+
+  std::vector<Place> places_;
+};
+
+void check_rows(const Tensor& k, const Tensor& v) {
+  TORCH_CHECK(k.stride(2) == 1 && v.stride(2) == 1 && k.stride(1) == v.stride(1), "rows of a head are dense");
+}
+
+Tensor attend_alone(
+    const Places& places, const Tensor& q, const Tensor& k, int64_t start, double scale, optional<int64_t> window,
+    const optional<Tensor>& sinks) {
+  std::vector<Request> one;
+  one.push_back({0, q.size(0), {start, window}, Packed(places.all(), k.size(1), k.size(2))});
+  return attend(q, one, k.size(1), scale, sinks);
 }
 
 Tensor prefill_attention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& valid, double scale,
     optional<int64_t> window, const optional<Tensor>& sinks) {
-  std::vector<Place> places;
-  add_chunk(k, v, valid.contiguous(), places);
-  return attend_to(places, q, k, 0, scale, window, sinks);
+  check_rows(k, v);
+  Places places;
+  places.add_valid_rows(k, v, valid.contiguous());
+  return attend_alone(places, q, k, 0, scale, window, sinks);
 }
 
 Tensor prefill_attention_with_prior(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& valid, const Tensor& k_cache,
     const Tensor& v_cache, const Tensor& block_table, const Tensor& cached_seq_len, double scale,
     optional<int64_t> window, const optional<Tensor>& sinks) {
+  check_rows(k, v);
   const int64_t cached = cached_seq_len.const_data_ptr<int32_t>()[0];
-  std::vector<Place> places;
-  add_prefix(k_cache, v_cache, block_table.contiguous(), cached, places);
-  add_chunk(k, v, valid.contiguous(), places);
-  return attend_to(places, q, k, cached, scale, window, sinks);
+  const Tensor table = block_table.contiguous();
+  Places places;
+  places.add_cached(k_cache, v_cache, table.const_data_ptr<int32_t>(), cached);
+  places.add_valid_rows(k, v, valid.contiguous());
+  return attend_alone(places, q, k, cached, scale, window, sinks);
+}
+
+// Without a cached prefix, the last four tensors before `scale` are absent.
+Tensor packed_prefill_attention(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& query_start_loc,
+    const optional<Tensor>& k_cache, const optional<Tensor>& v_cache, const optional<Tensor>& block_table,
+    const optional<Tensor>& cached_seq_len, double scale, optional<int64_t> window, const optional<Tensor>& sinks) {
+  check_rows(k, v);
+  const Tensor starts = query_start_loc.contiguous();
+  const int32_t* start = starts.const_data_ptr<int32_t>();
+  const Tensor table = block_table.has_value() ? block_table->contiguous() : Tensor();
+  const Tensor cached = cached_seq_len.has_value() ? cached_seq_len->contiguous() : Tensor();
+  std::vector<Request> requests;
+  for (int64_t i = 0; i + 1 < starts.size(0); ++i) {
+    if (start[i] == start[i + 1]) continue;
+    const int64_t prior = cached.defined() ? cached.const_data_ptr<int32_t>()[i] : 0;
+    Places places;
+    if (prior > 0) places.add_cached(*k_cache, *v_cache, table.const_data_ptr<int32_t>() + i * table.size(1), prior);
+    places.add_rows(k, v, start[i], start[i + 1]);
+    requests.push_back(
+        {start[i], start[i + 1] - start[i], {prior, window}, Packed(places.all(), k.size(1), k.size(2))});
+  }
+  return attend(q, requests, k.size(1), scale, sinks);
 }
 
 }  // namespace
@@ -266,11 +336,16 @@ TORCH_LIBRARY_FRAGMENT(trnport_native, m) {
   m.def(
       "prefill_attention_with_prior(Tensor q, Tensor k, Tensor v, Tensor valid, Tensor k_cache, Tensor v_cache, "
       "Tensor block_table, Tensor cached_seq_len, float scale, int? sliding_window, Tensor? sinks) -> Tensor");
+  m.def(
+      "packed_prefill_attention(Tensor q, Tensor k, Tensor v, Tensor query_start_loc, Tensor? k_cache, "
+      "Tensor? v_cache, Tensor? block_table, Tensor? cached_seq_len, float scale, int? sliding_window, "
+      "Tensor? sinks) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(trnport_native, CPU, m) {
   m.impl("prefill_attention", prefill_attention);
   m.impl("prefill_attention_with_prior", prefill_attention_with_prior);
+  m.impl("packed_prefill_attention", packed_prefill_attention);
 }
 
 }  // namespace trnport
