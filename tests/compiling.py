@@ -31,19 +31,20 @@ def choose(compiler: str) -> None:
     original = NeuronConfig.from_dict.__func__  # type: ignore[attr-defined]
 
     def from_dict(cls: Any, values: Any, **limits: Any) -> NeuronConfig:
-        config: NeuronConfig = original(cls, {**_defaults(**limits), **values}, **limits)
+        config: NeuronConfig = original(cls, {**_defaults(values, **limits), **values}, **limits)
         return config
 
     NeuronConfig.from_dict = classmethod(from_dict)  # type: ignore[assignment, method-assign]
 
 
 def _defaults(
-    *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, **_: Any
+    values: Any, *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, **_: Any
 ) -> dict[str, Any]:
+    longest = max_model_len * values.get("max_prefills_per_batch", 1)
     return {
         "compiler": _chosen,
         "num_seqs_buckets": [max_num_seqs],
-        "num_batched_tokens_buckets": [min(max_num_batched_tokens, max_model_len)],
+        "num_batched_tokens_buckets": [min(max_num_batched_tokens, longest)],
     }
 
 
@@ -59,7 +60,8 @@ def server_options(options: list[str]) -> list[str]:
     given = dict(option.split("=", 1) for option in options if "=" in option)
     limits = {name: int(given[f"--{name.replace('_', '-')}"]) for name in _LIMITS}
     settings = json.loads(given.get(_ADDITIONAL, "{}"))
-    settings["neuron_config"] = {**_defaults(**limits), **settings.get("neuron_config", {})}
+    given_settings = settings.get("neuron_config", {})
+    settings["neuron_config"] = {**_defaults(given_settings, **limits), **given_settings}
     kept = (option for option in options if not option.startswith(f"{_ADDITIONAL}="))
     return [*kept, f"{_ADDITIONAL}={json.dumps(settings)}"]
 

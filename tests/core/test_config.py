@@ -248,7 +248,8 @@ def test_the_token_limit_is_the_smaller_of_the_two() -> None:
 def test_describes_itself_in_one_line() -> None:
     assert config({"decode_context_length_buckets": [256]}).describe() == (
         "num_batched_tokens_buckets=[128, 256, 512], num_seqs_buckets=[1, 2, 4, 6], "
-        "max_prefills_per_batch=1, decode_context_length_buckets=[256], kernels=torch_cpu, compiler=eager, warmup=eager, "
+        "max_prefills_per_batch=1, decode_context_length_buckets=[256], kernels=torch_cpu, "
+        "compiler=eager, warmup=eager, "
         "kv_segment_size_buckets=None, schedule_policy=mixed, "
         "enable_prompt_logprobs=True, "
         "on_device_sampling_config=None, enable_structured_outputs=False"

@@ -34,6 +34,12 @@ BUCKET_SETS = [
         "num_seqs_buckets": [1, 3, 4],
         "decode_context_length_buckets": [4, 10, 21],
     },
+    {
+        "num_batched_tokens_buckets": [5, 14, LIMIT],
+        "num_seqs_buckets": [4],
+        "decode_context_length_buckets": [10],
+        "max_prefills_per_batch": 3,
+    },
 ]
 # The second and third prompts share prefixes that end inside a block, at its edge and beyond.
 PROMPTS = [
