@@ -37,6 +37,7 @@ SCHEMA = {
 OPTIONS = [
     "--num-gpu-blocks-override=40", "--disable-uvicorn-access-log", "--enable-auto-tool-choice",
     "--tool-call-parser=hermes", "--enable-request-id-headers",
+    '--additional-config={"neuron_config": {"max_prefills_per_batch": 3}}',
 ]  # fmt: skip
 
 
