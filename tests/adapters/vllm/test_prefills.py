@@ -44,7 +44,6 @@ def packs(llm, monkeypatch):
     return seen
 
 
-@pytest.mark.compiled
 def test_a_ragged_batch_equals_each_prompt_alone(llm, tiny, packs):
     prompts = [prompt(n, seed=8) for n in (1, 9, 20, 7, 50, 3, 31)]
     expected = [greedy_reference(tiny[1], ids, 6) for ids in prompts]
@@ -52,7 +51,6 @@ def test_a_ragged_batch_equals_each_prompt_alone(llm, tiny, packs):
     assert packs[:2] == [1, 3]  # a step of 32 tokens: 1, 9, 20, and two of the fourth prompt
 
 
-@pytest.mark.compiled
 def test_a_beginning_that_two_new_prompts_share_is_computed_once(llm, tiny, packs):
     first = prompt(17, seed=5)
     second = first[:13] + prompt(6, seed=6)

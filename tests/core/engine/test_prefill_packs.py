@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compiling import unless_compiled
 from tests.harness import Rig, make_rig, reference_logits
 from tests.zoo import save_llama
 from trnport.core.config import NeuronConfig
@@ -69,21 +70,27 @@ def test_padding_outweighs_a_program() -> None:
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}
 
 
-@pytest.fixture(scope="module", params=[{}, DYNAMIC], ids=["plain", "dynamic rope"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param({}, id="plain", marks=pytest.mark.compiled),
+        pytest.param(DYNAMIC, id="dynamic"),
+    ],
+)
 def model(request, tmp_path_factory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
     return folder, save_llama(folder, max_position_embeddings=10, **request.param)
 
 
 def packed(folder: Path, **changes: Any) -> Rig:
-    settings = {"num_batched_tokens_buckets": [8, 64], "max_prefills_per_batch": 3}
+    settings = {"max_prefills_per_batch": 3, **unless_compiled(num_batched_tokens_buckets=[8, 64])}
     return make_rig(folder, block_size=4, neuron_config=settings, **changes)
 
 
 def test_prompts_together_give_what_transformers_gives_each(model) -> None:
     """Five prompts: a program of three, of which one waits for more, and one of two."""
     folder, reference = model
-    rig = packed(folder, warm_up=True)
+    rig = packed(folder)
     prompts = [[3, 5, 7], list(range(2, 15)), [9], list(range(40, 57)), [8, 1]]
     requests = [rig.request(prompt) for prompt in prompts]
     rows = rig.run(requests, [3, 6, 1, 17, 2])
@@ -95,7 +102,7 @@ def test_prompts_together_give_what_transformers_gives_each(model) -> None:
 
 
 # With dynamic RoPE, keys of another length are others, and prefixes are not shared.
-@pytest.mark.parametrize("model", [{}], indirect=True)
+@pytest.mark.parametrize("model", [{}], indirect=True, ids=["plain"])
 def test_a_prefix_computed_in_the_same_program_counts_as_cached(model) -> None:
     """As vLLM schedules two new prompts that begin alike."""
     folder, reference = model
