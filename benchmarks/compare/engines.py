@@ -52,7 +52,8 @@ WORKLOADS = Shape(
     32,
     4096,
     {
-        "num_batched_tokens_buckets": [32, 128, 1024, 1152, 4096],
+        "num_batched_tokens_buckets": [32, 128, 1024, 1280, 4096],
+        "max_prefills_per_batch": 8,
         "num_seqs_buckets": [1, 8, 32],
         "decode_context_length_buckets": [256, 1152],
         "warmup": "lazy",  # only programs that a workload uses; its first run is not measured
@@ -73,7 +74,11 @@ SERVER = Shape(
     256,
     32,
     2048,
-    {"num_batched_tokens_buckets": [144, 256], "num_seqs_buckets": [1, 8, 32]},
+    {
+        "num_batched_tokens_buckets": [144, 288, 1152, 2048],
+        "max_prefills_per_batch": 8,
+        "num_seqs_buckets": [1, 8, 16, 32],
+    },
 )
 START = Shape(256, 8, 256, {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 8]})
 

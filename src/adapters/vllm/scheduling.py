@@ -5,7 +5,7 @@ vLLM's own scheduler does the work. These classes only narrow what it may take i
 how many new tokens a request gets, and whether more requests are admitted.
 
 A *generation* is a request with cached tokens and one more to compute: it takes the decode
-program. Anything else is a *prompt*, and each chunk of one is a prefill program of its own.
+program. Anything else is a *prompt*, whose chunks take prefill programs.
 """
 
 from __future__ import annotations
