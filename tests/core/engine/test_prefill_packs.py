@@ -11,10 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.compiling import unless_compiled
 from tests.harness import Rig, make_rig, reference_logits
 from tests.zoo import save_llama
+from trnport.adapters.fake import PoisoningKernels, StrictKernels
+from trnport.adapters.local import LocalWorld
+from trnport.adapters.torch_cpu import TorchCpuKernels
 from trnport.core.config import NeuronConfig
 from trnport.core.engine.buckets import Buckets
 from trnport.core.engine.packing import PROGRAM_TOKENS, pack_prefills
@@ -73,7 +77,7 @@ DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param({}, id="plain", marks=pytest.mark.compiled),
+        pytest.param({}, id="plain"),
         pytest.param(DYNAMIC, id="dynamic"),
     ],
 )
@@ -87,18 +91,40 @@ def packed(folder: Path, **changes: Any) -> Rig:
     return make_rig(folder, block_size=4, neuron_config=settings, **changes)
 
 
-def test_prompts_together_give_what_transformers_gives_each(model) -> None:
-    """Five prompts: a program of three, of which one waits for more, and one of two."""
-    folder, reference = model
-    rig = packed(folder)
-    prompts = [[3, 5, 7], list(range(2, 15)), [9], list(range(40, 57)), [8, 1]]
-    requests = [rig.request(prompt) for prompt in prompts]
+PROMPTS = [[3, 5, 7], list(range(2, 15)), [9], list(range(40, 57)), [8, 1]]
+
+
+def last_rows(rig: Rig) -> list[Tensor]:
+    """Five prompts: programs of at most three, and one prompt that waits for the next step."""
+    requests = [rig.request(prompt) for prompt in PROMPTS]
     rows = rig.run(requests, [3, 6, 1, 17, 2])
     assert set(rows) == {requests[i].request_id for i in (0, 2, 3, 4)}
     rows |= rig.run([requests[1]], [7])
-    for request, prompt in zip(requests, prompts, strict=True):
+    return [rows[request.request_id] for request in requests]
+
+
+def check(rows: list[Tensor], reference: Any) -> None:
+    for got, prompt in zip(rows, PROMPTS, strict=True):
         want = reference_logits(reference, prompt, 1)[0]
-        torch.testing.assert_close(rows[request.request_id], want, rtol=0, atol=2e-5)
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.compiled
+def test_prompts_together_give_what_transformers_gives_each(model) -> None:
+    folder, reference = model
+    check(last_rows(packed(folder)), reference)
+
+
+def test_on_several_ranks(model) -> None:
+    folder, reference = model
+    for rows in LocalWorld(3).run(lambda ranks: last_rows(packed(folder, collectives=ranks))):
+        check(rows, reference)
+
+
+def test_padding_and_unused_cache_are_inert(model) -> None:
+    folder, reference = model
+    kernels = StrictKernels(PoisoningKernels(TorchCpuKernels()))
+    check(last_rows(packed(folder, kernels=kernels)), reference)
 
 
 # With dynamic RoPE, keys of another length are others, and prefixes are not shared.
