@@ -66,8 +66,21 @@ def test_the_mlp_is_that_of_fp32(native, rows, hidden, inner, biased):
     assert_close(native.mlp(x, *weights, *biases), want, BF16)
 
 
+@pytest.mark.parametrize("rows", [255, 1152])
+@pytest.mark.parametrize("depth", [576, 960])
+def test_products_of_many_rows_come_in_groups_and_parts(native, rows, depth):
+    """Groups of strips, parts of the depth, a last strip that repeats rows of the one before."""
+    x, weight = normal(rows, depth), normal(depth, 96, seed=1)
+    want = x.double() @ weight.double()
+    error = (native.linear(x, weight).double() - want).abs()
+    assert (error <= want.abs() * 2**-8 + depth**0.5 * 1e-5).all()
+    gate, up, down = (normal(depth, 96, seed=i) / depth**0.5 for i in (2, 3, 4))
+    want = TorchCpuKernels().mlp(x.float(), gate.float(), up.float(), down.T.float())
+    assert_close(native.mlp(x, gate, up, down.T.contiguous()), want, BF16)
+
+
 def test_a_row_of_nan_stays_alone(native):
-    for rows in (1, 3, 17, 40):
+    for rows in (1, 3, 17, 40, 290, 577):
         x, weight = normal(rows, 64), normal(64, 96, seed=1)
         want = native.linear(x, weight)
         x[rows // 2] = torch.nan
@@ -222,6 +235,7 @@ kernels = tests.PackingKernels(tests.TorchCpuKernels())
 bootstrap.kernels("native")
 tests.test_products_round_once.hypothesis.inner_test(kernels, 5, 64, 96, True)
 tests.test_the_mlp_is_that_of_fp32.hypothesis.inner_test(kernels, 33, 64, 96, True)
+tests.test_products_of_many_rows_come_in_groups_and_parts(kernels, 330, 576)
 tests.test_rows_do_not_depend_on_the_batch(kernels)
 """
 

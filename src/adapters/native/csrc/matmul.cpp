@@ -64,19 +64,22 @@ void round_row(const float* row, bf16* out) {
 void silu_times(float* gate, const float* up) {
   for (int64_t n = 0; n < kColumns; n += kWidth) {
     const auto g = Floats::loadu(gate + n);
-    (g / (Floats(1.0f) + g.neg().exp_u20()) * Floats::loadu(up + n)).store(gate + n);
+    const auto sigmoid = reciprocal(Floats(1.0f) + exp2_of(g * Floats(-kLog2E)));
+    (g * sigmoid * Floats::loadu(up + n)).store(gate + n);
   }
 }
 
-void project(const bf16* x, int64_t rows, const Packed& w, const bf16* bias, bf16* out) {
-  for_blocks(rows, w.depth, w.blocks, [&](int64_t strip, int64_t count, int64_t block, auto product) {
-    alignas(64) ResultBlock sums;
-    product(x + strip * w.depth, w.depth, count, w.block(block), w.depth, sums);
+void project(const Input& x, int64_t rows, const Packed& w, const bf16* bias, bf16* out) {
+  for_blocks<1>(rows, w.depth, w.blocks, [&](const Strips& strips, int64_t block, auto product, auto* sums) {
     const int64_t column = block * kColumns;
-    for (int64_t row = 0; row < count; ++row) {
-      add_bias(sums + row * kColumns, bias, column);
-      round_row(sums + row * kColumns, out + (strip + row) * w.columns() + column);
-    }
+    multiply(x, strips, w.block(block), product, sums[0], [&](int64_t strip) {
+      const int64_t start = strips.start(strip);
+      for (int64_t row = strips.repeated(strip); row < strips.height(); ++row) {
+        float* row_sums = sums[0][strip] + row * kColumns;
+        add_bias(row_sums, bias, column);
+        round_row(row_sums, out + (start + row) * w.columns() + column);
+      }
+    });
   });
 }
 
@@ -84,7 +87,7 @@ Tensor linear(const Tensor& x_, const Tensor& weight, const optional<Tensor>& bi
   const Tensor x = x_.contiguous();
   const Packed w(weight);
   Tensor out = at::empty({x.size(0), w.columns()}, x.options());
-  project(x.const_data_ptr<bf16>(), x.size(0), w, data_of(bias), out.mutable_data_ptr<bf16>());
+  project({x.const_data_ptr<bf16>(), w.depth}, x.size(0), w, data_of(bias), out.mutable_data_ptr<bf16>());
   return out;
 }
 
@@ -93,27 +96,28 @@ Tensor mlp(
     const optional<Tensor>& gate_bias, const optional<Tensor>& up_bias, const optional<Tensor>& down_bias) {
   const Tensor x = x_.contiguous();
   const Packed gate(gate_weight), up(up_weight), down(down_weight);
-  const int64_t rows = x.size(0), width = gate.columns();
-  Tensor inner = at::empty({rows, width}, x.options());
+  const int64_t rows = x.size(0), height = std::min(rows, kRows), strips_of_all = (rows + kRows - 1) / kRows;
+  Tensor inner = at::empty({strips_of_all * height, down.depth}, x.options());
   Tensor out = at::empty({rows, down.columns()}, x.options());
-  const bf16* in = x.const_data_ptr<bf16>();
+  const Input in{x.const_data_ptr<bf16>(), gate.depth};
   bf16* mid = inner.mutable_data_ptr<bf16>();
   const bf16 *gate_b = data_of(gate_bias), *up_b = data_of(up_bias);
-  for_blocks(rows, 2 * gate.depth, gate.blocks, [&](int64_t strip, int64_t count, int64_t block, auto product) {
-    alignas(64) ResultBlock gates, ups;
-    product(in + strip * gate.depth, gate.depth, count, gate.block(block), gate.depth, gates);
-    product(in + strip * up.depth, up.depth, count, up.block(block), up.depth, ups);
+  for_blocks<2>(rows, 2 * gate.depth, gate.blocks, [&](const Strips& strips, int64_t block, auto product, auto* sums) {
     const int64_t column = block * kColumns;
-    for (int64_t row = 0; row < count; ++row) {
-      float* g = gates + row * kColumns;
-      float* u = ups + row * kColumns;
-      add_bias(g, gate_b, column);
-      add_bias(u, up_b, column);
-      silu_times(g, u);
-      round_row(g, mid + (strip + row) * width + column);
-    }
+    multiply(in, strips, gate.block(block), product, sums[0], [](int64_t) {});
+    multiply(in, strips, up.block(block), product, sums[1], [&](int64_t strip) {
+      bf16* to = mid + (strips.first + strip) * height * down.depth + column * height;
+      for (int64_t row = 0; row < height; ++row) {
+        float* g = sums[0][strip] + row * kColumns;
+        float* u = sums[1][strip] + row * kColumns;
+        add_bias(g, gate_b, column);
+        add_bias(u, up_b, column);
+        silu_times(g, u);
+        round_row(g, to + row * kColumns);
+      }
+    });
   });
-  project(mid, rows, down, data_of(down_bias), out.mutable_data_ptr<bf16>());
+  project({mid, down.depth, true}, rows, down, data_of(down_bias), out.mutable_data_ptr<bf16>());
   return out;
 }
 

@@ -114,14 +114,14 @@ class Strip {
       const int64_t width = std::min(kSegment, rounded_up(to - key));
       for (int64_t n = 0; n < width; n += kColumns) {
         alignas(64) ResultBlock scores;
-        product(q, stride, rows, packed.keys(kv_head, key + n), dim_, scores);
+        product(Rows{q, stride, rows}, packed.keys(kv_head, key + n), dim_, scores, false, Ahead{});
         for (int64_t row = 0; row < rows; ++row)
           std::copy_n(scores + row * kColumns, kColumns, scores_ + row * kSegment + n);
       }
       for (int64_t row = 0; row < rows; ++row) weigh(row, query + row, key, width, packed, mask, scale);
       for (int64_t d = 0; d < dim_; d += kColumns) {
         alignas(64) ResultBlock seen;
-        product(weights_, kSegment, rows, packed.values(kv_head, d, key), width, seen);
+        product(Rows{weights_, kSegment, rows}, packed.values(kv_head, d, key), width, seen, false, Ahead{});
         for (int64_t row = 0; row < rows; ++row)
           for (int64_t n = 0; n < kColumns; ++n) sums_[row * dim_ + d + n] += seen[row * kColumns + n];
       }

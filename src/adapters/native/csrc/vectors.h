@@ -27,8 +27,30 @@ inline void store_two(float* at, Floats low, Floats high) {
   high.store(at + kWidth);
 }
 inline void store_two(c10::BFloat16* at, Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#else
   at::vec::convert_float_bfloat16(low, high).store(at);
+#endif
 }
+
+// 2^x, and 1 / x, to more digits than bf16 has.
+#if defined(CPU_CAPABILITY_AVX512)
+inline Floats exp2_of(Floats x) {
+  constexpr int kFloor = 9;  // without an exception for what it cuts off
+  const Floats part = _mm512_reduce_ps(x, kFloor);
+  Floats sum(0.0135557472f);
+  for (const float factor : {0.0520323499f, 0.2413797379f, 0.6930321866f, 1.0000024996f})
+    sum = at::vec::fmadd(sum, part, Floats(factor));
+  return _mm512_scalef_ps(sum, x);
+}
+inline Floats reciprocal(Floats x) { return _mm512_rcp14_ps(x); }
+#else
+inline Floats exp2_of(Floats x) { return (x * Floats(0.693147181f)).exp_u20(); }
+inline Floats reciprocal(Floats x) { return Floats(1.0f) / x; }
+#endif
+
+constexpr float kLog2E = 1.442695041f;
 
 inline float sum_of(Floats x) {
   return at::vec::vec_reduce_all<float>([](Floats a, Floats b) { return a + b; }, x);
