@@ -147,6 +147,8 @@ def _cache(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _buckets(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "tokens of a prompt", _list(plan.buckets.prefill_tokens)
+    if plan.buckets.prefill_seqs > 1:
+        yield "prompts that share them", f"up to {plan.buckets.prefill_seqs}"
     yield "sequences of a decode step", _list(plan.buckets.decode_seqs)
     yield "tokens of context", _list(plan.buckets.contexts)
 

@@ -95,3 +95,15 @@ def plain(lengths: list[tuple[int, int]], seats: int, chunk: int) -> Demand:
             contexts[max(length for length, _ in running)] += len(running)
         running = [[length + 1, left - 1] for length, left in running if left > 1]
     return Demand(prefill, seqs, contexts)
+
+
+def test_prompts_that_begin_together_share_programs() -> None:
+    def runs(prompts: list[int], most: int) -> dict[int, int]:
+        limits = {"max_num_seqs": 3, "max_prefill_tokens": 10, "max_prefills": most}
+        return dict(simulate([(prompt, 9) for prompt in prompts], **limits).prefill_tokens)
+
+    assert runs([5, 4, 9], 1) == {5: 1, 4: 1, 9: 1}
+    assert runs([5, 4, 9], 3) == {9: 2}  # the third does not fit
+    assert runs([3, 3, 3], 2) == {6: 1, 3: 1}
+    assert runs([12, 3], 2) == {10: 1, 5: 1}  # the rest of a long one
+    assert runs([2, 2, 2, 2], 8) == {6: 1, 2: 1}  # the fourth waits for a place
