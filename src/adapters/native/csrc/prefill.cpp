@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -34,7 +35,7 @@ class Packed {
  public:
   Packed(const std::vector<Place>& places, int64_t kv_heads, int64_t dim)
       : count_(rounded_up(places.size())), dim_(dim), head_size_(count_ * dim),
-        keys_(new bf16[kv_heads * head_size_]), values_(new bf16[kv_heads * head_size_]),
+        keys_(new Line[kv_heads * head_size_ / kColumns]), values_(new Line[kv_heads * head_size_ / kColumns]),
         seen_(count_), whole_(count_ / kColumns) {
     for (size_t i = 0; i < places.size(); ++i) seen_[i] = places[i].key != nullptr;
     for (int64_t i = 0; i < count_ / kColumns; ++i)
@@ -47,16 +48,17 @@ class Packed {
     });
   }
 
-  bool seen(int64_t position) const { return seen_[position]; }
+  // Whether each position from this one on may be seen.
+  const char* seen(int64_t position) const { return &seen_[position]; }
   // All of the 32 positions from this one on.
   bool whole(int64_t position) const { return whole_[position / kColumns]; }
   // 32 keys as columns.
   const bf16* keys(int64_t kv_head, int64_t position) const {
-    return &keys_[kv_head * head_size_ + position * dim_];
+    return keys_[0].at + kv_head * head_size_ + position * dim_;
   }
   // 32 dimensions of the values from `position` on.
   const bf16* values(int64_t kv_head, int64_t dimension, int64_t position) const {
-    return &values_[kv_head * head_size_ + dimension * count_ + position * kColumns];
+    return values_[0].at + kv_head * head_size_ + dimension * count_ + position * kColumns;
   }
 
  private:
@@ -69,24 +71,27 @@ class Packed {
       keys[n] = seen ? places[first + n].key + offset : zeros;
       values[n] = seen ? places[first + n].value + offset : zeros;
     }
-    bf16* k = &keys_[kv_head * head_size_ + first * dim_];
+    bf16* k = keys_[0].at + kv_head * head_size_ + first * dim_;
     for (int64_t d = 0; d < dim_; d += 2)
-      for (int64_t n = 0; n < kColumns; ++n, k += 2) {
-        k[0] = keys[n][d];
-        k[1] = keys[n][d + 1];
-      }
+      for (int64_t n = 0; n < kColumns; ++n, k += 2) std::memcpy(k, keys[n] + d, 2 * sizeof(bf16));
     for (int64_t d = 0; d < dim_; d += kColumns) {
-      bf16* v = &values_[kv_head * head_size_ + d * count_ + first * kColumns];
-      for (int64_t n = 0; n < kColumns; n += 2)
-        for (int64_t i = 0; i < kColumns; ++i, v += 2) {
-          v[0] = values[n][d + i];
-          v[1] = values[n + 1][d + i];
-        }
+      bf16* v = values_[0].at + kv_head * head_size_ + d * count_ + first * kColumns;
+      for (int64_t n = 0; n < kColumns; n += 2, v += 2 * kColumns) interleave(values[n] + d, values[n + 1] + d, v);
     }
   }
 
+  static void interleave(const bf16* __restrict even, const bf16* __restrict odd, bf16* __restrict to) {
+    for (int64_t i = 0; i < kColumns; ++i) {
+      to[2 * i] = even[i];
+      to[2 * i + 1] = odd[i];
+    }
+  }
+
+  struct alignas(64) Line {
+    bf16 at[kColumns];
+  };
   int64_t count_, dim_, head_size_;
-  std::unique_ptr<bf16[]> keys_, values_;
+  std::unique_ptr<Line[]> keys_, values_;
   std::vector<char> seen_, whole_;
 };
 
@@ -101,84 +106,104 @@ struct Mask {
 // 32 queries of one head, and what they have seen so far.
 class Strip {
  public:
-  explicit Strip(int64_t dim) : dim_(dim), sums_(kRows * dim) {}
+  explicit Strip(int64_t dim) : dim_(dim), sums_(dim / kColumns) {}
 
   template <class Product>
   void run(
       const bf16* q, int64_t stride, int64_t rows, int64_t query, int64_t kv_head, const Packed& packed,
       const Mask& mask, float scale, const bf16* sink, Product product) {
-    std::fill(sums_.begin(), sums_.end(), 0.0f);
+    for (Block& block : sums_) std::fill_n(block.at, kRows * kColumns, 0.0f);
+    std::fill_n(weight_, kRows, Floats(0.0f));
     std::fill_n(seen_, kRows, Seen::from(sink));
     const int64_t from = mask.first(query) / kColumns * kColumns, to = mask.last(query + rows - 1);
     for (int64_t key = from; key < to; key += kSegment) {
       const int64_t width = std::min(kSegment, rounded_up(to - key));
-      for (int64_t n = 0; n < width; n += kColumns) {
-        alignas(64) ResultBlock scores;
-        product(Rows{q, stride, rows}, packed.keys(kv_head, key + n), dim_, scores, false, Ahead{});
-        for (int64_t row = 0; row < rows; ++row)
-          std::copy_n(scores + row * kColumns, kColumns, scores_ + row * kSegment + n);
-      }
-      for (int64_t row = 0; row < rows; ++row) weigh(row, query + row, key, width, packed, mask, scale);
-      for (int64_t d = 0; d < dim_; d += kColumns) {
-        alignas(64) ResultBlock seen;
-        product(Rows{weights_, kSegment, rows}, packed.values(kv_head, d, key), width, seen, false, Ahead{});
-        for (int64_t row = 0; row < rows; ++row)
-          for (int64_t n = 0; n < kColumns; ++n) sums_[row * dim_ + d + n] += seen[row * kColumns + n];
-      }
+      for (int64_t n = 0; n < width; n += kColumns)
+        product(Rows{q, stride, rows}, packed.keys(kv_head, key + n), dim_, scores_[n / kColumns].at, false, Ahead{});
+      if (!all_seen(query, rows, key, width, packed, mask))
+        for (int64_t row = 0; row < rows; ++row) hide(row, query + row, key, width, packed, mask);
+      for (int64_t row = 0; row < rows; ++row) weigh(row, width, scale);
+      const Rows weights{weights_, kColumns, rows, kRows * kColumns};
+      for (int64_t d = 0; d < dim_; d += kColumns)
+        product(weights, packed.values(kv_head, d, key), width, sums_[d / kColumns].at, true, Ahead{});
     }
   }
 
-  void finish(int64_t rows, bf16* out, int64_t stride) const {
-    for (int64_t row = 0; row < rows; ++row) seen_[row].finish(&sums_[row * dim_], dim_, out + row * stride);
+  void finish(int64_t rows, bf16* out, int64_t stride) {
+    for (int64_t row = 0; row < rows; ++row) {
+      seen_[row].sum += sum_of(weight_[row]);
+      for (int64_t d = 0; d < dim_; d += kColumns)
+        seen_[row].finish(sums_[d / kColumns].at + row * kColumns, kColumns, out + row * stride + d);
+    }
   }
 
  private:
+  static bool all_seen(
+      int64_t query, int64_t rows, int64_t key, int64_t width, const Packed& packed, const Mask& mask) {
+    if (mask.first(query + rows - 1) > key || key + width > mask.last(query)) return false;
+    for (int64_t n = 0; n < width; n += kColumns)
+      if (!packed.whole(key + n)) return false;
+    return true;
+  }
+
+  // Scores of keys that the mask hides, and of those that nobody may see, become -inf.
+  void hide(int64_t row, int64_t query, int64_t key, int64_t width, const Packed& packed, const Mask& mask) {
+    const int64_t first = mask.first(query) - key, last = mask.last(query) - key;
+    for (int64_t n = 0; n < width; n += kColumns) {
+      float* scores = scores_[n / kColumns].at + row * kColumns;
+      if (first <= n && n + kColumns <= last && packed.whole(key + n)) continue;
+      const char* seen = packed.seen(key + n);
+      for (int i = 0; i < kColumns; ++i)
+        scores[i] = (n + i >= first) & (n + i < last) & (seen[i] != 0) ? scores[i] : kNothing;
+    }
+  }
+
   // From a row's scores to its weights; what was summed before is scaled to the new largest score.
-  void weigh(
-      int64_t row, int64_t query, int64_t key, int64_t width, const Packed& packed, const Mask& mask, float scale) {
-    float* scores = scores_ + row * kSegment;
-    hide(scores, mask.first(query) - key, mask.last(query) - key, key, width, packed);
+  void weigh(int64_t row, int64_t width, float scale) {
+    const int64_t blocks = width / kColumns;
     Floats highest(kNothing);
-    for (int64_t n = 0; n < width; n += kWidth) highest = at::vec::maximum(highest, Floats::loadu(scores + n));
-    const float found = at::vec::vec_reduce_all<float>(
-        [](Floats a, Floats b) { return at::vec::maximum(a, b); }, highest);
+    for (int64_t block = 0; block < blocks; ++block)
+      for (int64_t n = 0; n < kColumns; n += kWidth)
+        highest = larger(highest, Floats::loadu(scores_[block].at + row * kColumns + n));
+    const float found = at::vec::vec_reduce_all<float>([](Floats a, Floats b) { return larger(a, b); }, highest);
     const float largest = std::max(seen_[row].largest, found * scale);
-    bf16* weights = weights_ + row * kSegment;
+    bf16* weights = weights_ + row * kColumns;
     if (largest == kNothing) {
-      std::fill_n(weights, width, bf16(0.0f));
+      for (int64_t block = 0; block < blocks; ++block)
+        std::fill_n(weights + block * kRows * kColumns, kColumns, bf16(0.0f));
       return;
     }
-    Floats sum(0.0f);
-    for (int64_t n = 0; n < width; n += 2 * kWidth) {
-      const auto [a, b] = load_two(scores + n);
-      const auto low = (a * Floats(scale) - Floats(largest)).exp_u20();
-      const auto high = (b * Floats(scale) - Floats(largest)).exp_u20();
-      sum = sum + low + high;
-      store_two(weights + n, low, high);
-    }
-    const float shrink = seen_[row].rise_to(largest);
-    seen_[row].sum += sum_of(sum);
-    if (shrink == 1.0f) return;
-    for (int64_t d = 0; d < dim_; ++d) sums_[row * dim_ + d] *= shrink;
+    if (largest > seen_[row].largest) shrink(row, seen_[row].rise_to(largest));
+    const Floats factor(scale * kLog2E), offset(-largest * kLog2E);
+    Floats sum = weight_[row];
+    for (int64_t block = 0; block < blocks; ++block)
+      for (int64_t n = 0; n < kColumns; n += 2 * kWidth) {
+        const auto [a, b] = load_two(scores_[block].at + row * kColumns + n);
+        const auto low = exp2_of(at::vec::fmadd(a, factor, offset));
+        const auto high = exp2_of(at::vec::fmadd(b, factor, offset));
+        sum = sum + low + high;
+        store_two(weights + block * kRows * kColumns + n, low, high);
+      }
+    weight_[row] = sum;
   }
 
-  // Scores of keys outside of first..last, and of those that nobody may see, become -inf.
-  static void hide(
-      float* scores, int64_t first, int64_t last, int64_t key, int64_t width, const Packed& packed) {
-    const int64_t begin = std::clamp<int64_t>(first, 0, width), end = std::clamp<int64_t>(last, begin, width);
-    std::fill(scores, scores + begin, kNothing);
-    std::fill(scores + end, scores + width, kNothing);
-    for (int64_t n = begin; n < end; n = (n / kColumns + 1) * kColumns) {
-      if (packed.whole(key + n)) continue;
-      for (int64_t i = n; i < std::min(end, (n / kColumns + 1) * kColumns); ++i)
-        if (!packed.seen(key + i)) scores[i] = kNothing;
-    }
+  void shrink(int64_t row, float by) {
+    weight_[row] = weight_[row] * Floats(by);
+    for (Block& block : sums_)
+      for (int64_t n = 0; n < kColumns; n += kWidth) {
+        float* sums = block.at + row * kColumns + n;
+        (Floats::loadu(sums) * Floats(by)).store(sums);
+      }
   }
 
+  struct alignas(64) Block {
+    ResultBlock at;
+  };
   int64_t dim_;
-  std::vector<float> sums_;
+  std::vector<Block> sums_;  // of values, 32 dimensions each
   Seen seen_[kRows];
-  alignas(64) float scores_[kRows * kSegment];
+  Floats weight_[kRows];  // sums of weights, apart from that of the sink
+  Block scores_[kSegment / kColumns];
   alignas(64) bf16 weights_[kRows * kSegment];
 };
 

@@ -34,7 +34,7 @@ inline void store_two(c10::BFloat16* at, Floats low, Floats high) {
 #endif
 }
 
-// 2^x, and 1 / x, to more digits than bf16 has.
+// 2^x, and 1 / x, to more digits than bf16 has, and the larger of two numbers.
 #if defined(CPU_CAPABILITY_AVX512)
 inline Floats exp2_of(Floats x) {
   constexpr int kFloor = 9;  // without an exception for what it cuts off
@@ -45,9 +45,11 @@ inline Floats exp2_of(Floats x) {
   return _mm512_scalef_ps(sum, x);
 }
 inline Floats reciprocal(Floats x) { return _mm512_rcp14_ps(x); }
+inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 #else
 inline Floats exp2_of(Floats x) { return (x * Floats(0.693147181f)).exp_u20(); }
 inline Floats reciprocal(Floats x) { return Floats(1.0f) / x; }
+inline Floats larger(Floats a, Floats b) { return at::vec::maximum(a, b); }
 #endif
 
 constexpr float kLog2E = 1.442695041f;
