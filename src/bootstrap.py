@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed import ProcessGroup
 
+from trnport import toolchain
 from trnport.adapters.distributed import DistributedCollectives
 from trnport.adapters.eager import EagerCompiler
 from trnport.adapters.fake import FakeCollectives
@@ -90,7 +91,6 @@ def native_kernels() -> Kernels:
         ConfigError: There is no C++ compiler.
         CompilationError: It failed.
     """
-    from trnport.adapters.inductor import toolchain
     from trnport.adapters.native import NativeKernels, load
 
     load(program_cache(), toolchain.require_toolchain("kernels='native'"), toolchain.target())
@@ -459,9 +459,7 @@ def _check_compiler(name: str) -> None:
 
         check_available()
     if name == "inductor":
-        from trnport.adapters.inductor import require_toolchain
-
-        require_toolchain()
+        toolchain.require_toolchain()
 
 
 def _check_traceable(compiler: str, collectives: Collectives) -> None:

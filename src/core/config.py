@@ -53,7 +53,8 @@ class NeuronConfig:
         "Numbers of prompt tokens for which a prefill program exists. A chunk of a prompt, or the "
         "chunks that share a program, run in the smallest one that holds them.",
         "at least 2, strictly ascending, the last one equal to "
-        "min(max_num_batched_tokens, max_model_len * max_prefills_per_batch)",
+        "min(max_num_batched_tokens, max_model_len), or up to max_prefills_per_batch times that "
+        "length where several prompts share a program",
         ascending(SMALLEST_PREFILL_BUCKET),
         default=attrs.NOTHING,
         default_doc="powers of two from 128, then the limit",
@@ -228,7 +229,9 @@ class NeuronConfig:
         if segments is not None and values.get("num_batched_tokens_buckets") is None:
             config = attrs.evolve(config, num_batched_tokens_buckets=segments)
         config.check_against(
-            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_tokens=max_tokens
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
         config.check_segments(block_size)
         return config
@@ -257,21 +260,30 @@ class NeuronConfig:
                 "leave the key out, since chunks may end inside a block",
             )
 
-    def check_against(self, *, max_model_len: int, max_num_seqs: int, max_tokens: int) -> None:
+    def check_against(
+        self, *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
         """Check the buckets against the engine's limits.
 
         Raises:
             ConfigError: Some length, batch or chunk within the limits would find no bucket, or
                 a bucket can never be used.
         """
-        _check_last(
-            "num_batched_tokens_buckets",
-            self.num_batched_tokens_buckets,
-            max_tokens,
-            "min(max_num_batched_tokens, max_model_len)"
-            if self.max_prefills_per_batch == 1
-            else "min(max_num_batched_tokens, max_model_len * max_prefills_per_batch)",
-        )
+        least = min(max_num_batched_tokens, max_model_len)
+        most = min(max_num_batched_tokens, max_model_len * self.max_prefills_per_batch)
+        if least == most:
+            meaning = "min(max_num_batched_tokens, max_model_len)"
+            _check_last(
+                "num_batched_tokens_buckets", self.num_batched_tokens_buckets, least, meaning
+            )
+        elif not least <= self.num_batched_tokens_buckets[-1] <= most:
+            fail(
+                "num_batched_tokens_buckets",
+                list(self.num_batched_tokens_buckets),
+                f"the last bucket must be at least {least}, the longest chunk of a prompt, and at "
+                f"most {most}, what max_prefills_per_batch={self.max_prefills_per_batch} prompts "
+                "can have in one step",
+            )
         if self.max_prefills_per_batch > max_num_seqs:
             fail(
                 "max_prefills_per_batch",

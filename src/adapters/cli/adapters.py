@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 
 import attrs
+
+from trnport.toolchain import cxx
 
 NOT_IN_RELEASE = "not in this release"
 
@@ -66,8 +66,7 @@ def neuronx_problem() -> str:
 
 def inductor_problem() -> str:
     """What PyTorch's compiler for CPUs and our own C++ lack, or ""."""
-    compilers = (*os.environ.get("CXX", "").split()[:1], "g++", "clang++")
-    if any(shutil.which(name) for name in compilers):
+    if cxx() is not None:
         return ""
     return "there is no C++ compiler (g++ or clang++, or set CXX)"
 

@@ -2,6 +2,5 @@
 """A Compiler that makes whole programs for the host's CPU with PyTorch's inductor."""
 
 from trnport.adapters.inductor.compiler import InductorCompiler
-from trnport.adapters.inductor.toolchain import require_toolchain
 
-__all__ = ["InductorCompiler", "require_toolchain"]
+__all__ = ["InductorCompiler"]

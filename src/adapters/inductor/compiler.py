@@ -20,13 +20,13 @@ from trnport.adapters.inductor.calls import flatten
 from trnport.adapters.inductor.identity import identity
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State, module_of
-from trnport.adapters.inductor.toolchain import require_toolchain, target
 from trnport.core.errors import UnseenSignatureError
 from trnport.core.known_call import KnownCall
 from trnport.core.ports.compiler import Compiler, Origins, Program
 from trnport.core.program_store import ProgramStore, StoredProgram
 from trnport.core.program_table import ProgramTable, require_signature
 from trnport.core.signature import signature_of
+from trnport.toolchain import require_toolchain, target
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from torch._inductor import codecache
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from trnport.adapters.inductor.toolchain import target
+from trnport.toolchain import target
 
 
 def folder() -> Path:

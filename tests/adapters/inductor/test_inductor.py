@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.harness import Rig, make_rig, relative_error
 from tests.zoo import save_llama
-from trnport import bootstrap
-from trnport.adapters.inductor import InductorCompiler, lowering, toolchain
+from trnport import bootstrap, toolchain
+from trnport.adapters.inductor import InductorCompiler, lowering
 from trnport.adapters.program_cache import ProgramCache
 from trnport.core.errors import ConfigError, UnseenSignatureError
 

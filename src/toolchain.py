@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What on this machine decides how a program is compiled."""
+"""What on this machine decides how a program is compiled.
+
+Importing it imports no torch, so that ``trnport doctor`` and vLLM's plugin can ask quickly.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-
-import torch
 
 from trnport.core.errors import ConfigError
 
@@ -48,6 +49,8 @@ def cxx() -> str | None:
 @functools.cache
 def target() -> str:
     """Compilers and instruction set, as one text: part of a program's key."""
+    import torch
+
     parts = (
         f"torch {torch.__version__} {torch.version.git_version}",
         f"{_compiler_version()}",
