@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
+
+_NICENESS = 10
 
 
 class AfterFork:
@@ -50,5 +54,10 @@ class AfterFork:
         self._work = None  # the child's own forks are none of its business
 
     def _run(self) -> None:
+        # The child has better use for the processors: by the time it is done, so is this. Threads
+        # have a priority of their own on Linux alone.
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         if self._work is not None:
             self._work()

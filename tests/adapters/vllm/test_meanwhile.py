@@ -22,9 +22,14 @@ FORKS = textwrap.dedent("""
     after = AfterFork()
     seen = []
 
+    def nice():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = nice()
+
     def work():
         time.sleep(0.3)
-        seen.append((os.getpid(), threading.current_thread() is threading.main_thread()))
+        seen.append((os.getpid(), threading.current_thread() is threading.main_thread(), nice()))
 
     def fork(child):
         pid = os.fork()
@@ -47,7 +52,8 @@ FORKS = textwrap.dedent("""
     after.arm(work)
     assert not seen and threading.active_count() == 1
     engine_status = fork(engine)
-    assert seen == [(os.getpid(), False)], seen
+    assert seen == [(os.getpid(), False, max(before, 10))], seen
+    assert nice() == before
     seen.clear()
     after.arm(work)
     fork(lambda: None)
