@@ -59,5 +59,6 @@ class AfterFork:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        if self._work is not None:
-            self._work()
+        work, self._work = self._work, None
+        if work is not None:
+            work()
