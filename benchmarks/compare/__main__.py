@@ -112,7 +112,7 @@ def titles(quick: bool) -> dict[str, str]:
     return {
         **{workload.name: workload.title for workload in inner},
         **{load.name: f"vllm serve, {load.title}" for load in loads},
-        **dict.fromkeys((starts.COLD, starts.WARM), "start"),
+        **dict.fromkeys((starts.COLD, starts.WARM, starts.SERVED), "start"),
     }
 
 
@@ -173,6 +173,9 @@ def measure(
         part("starts")
         load = workloads.QUICK[1] if arguments.quick else workloads.FULL[1]
         starts.measure(engines, load, settings, START, few, arguments.timeout, results)
+    if chosen(starts.SERVED, arguments):
+        part("starts of servers")
+        starts.measure_servers(engines, settings, START, few, results)
     part("done")
 
 

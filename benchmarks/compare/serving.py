@@ -70,9 +70,22 @@ class Server:
     Attributes:
         warm: Whether it has answered anybody; set by who asks.
         address: Of its HTTP interface.
+        start_seconds: From the start of its process until it was healthy.
+
+    Args:
+        engine: Has a server.
+        settings: Common ones.
+        shape: Its limits.
+        caches: More environment variables, such as other folders of caches.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, shape: Shape) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        shape: Shape,
+        caches: Mapping[str, str] | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -80,7 +93,7 @@ class Server:
         self.address = f"http://127.0.0.1:{port}"
         self._processes = Processes(
             serve_command(engine, settings, shape, port),
-            engine.variables_for(settings),
+            {**engine.variables_for(settings), **(caches or {})},
             cache_root() / "logs" / f"{engine.name}-serve.log",
         )
         try:
@@ -88,6 +101,7 @@ class Server:
         except BaseException:
             self.close()
             raise
+        self.start_seconds = time.monotonic() - self._processes.started
 
     def _wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -98,7 +112,7 @@ class Server:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
-                time.sleep(0.5)
+                time.sleep(0.05)
         raise EngineError(f"no server within {timeout:.0f} s: {self._processes.last_words()}")
 
     def pause(self) -> None:

@@ -15,9 +15,10 @@ from benchmarks.compare.inside import shown
 from benchmarks.compare.order import turns
 from benchmarks.compare.peers import InstallError, cache_root
 from benchmarks.compare.results import Results
+from benchmarks.compare.serving import Server
 from benchmarks.compare.workloads import Workload
 
-COLD, WARM = "start-cold", "start-warm"
+COLD, WARM, SERVED = "start-cold", "start-warm", "start-serve"
 VARIABLES = (
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_EXTENSIONS_DIR",
@@ -59,6 +60,41 @@ def measure(
             continue
         results.add(kind, name, number, values)
         say(f"round {number} {kind} {name}: {shown(values)}")
+
+
+def measure_servers(
+    engines: Sequence[Engine], settings: Settings, shape: Shape, rounds: int, results: Results
+) -> None:
+    """Start the server of every engine that has one until it is healthy, with filled caches.
+
+    Caches are those of :func:`measure`. A first start, which is not measured, adds what they
+    lack.
+    """
+    servers = {engine.name: engine for engine in engines if engine.serves}
+    broken: set[str] = set()
+    for turn, _, name in turns(rounds + 1, [SERVED], list(servers)):
+        missing = [number for number in range(rounds) if not results.has(SERVED, name, number)]
+        number = turn - 1
+        if name in broken or not missing or (turn and number not in missing):
+            continue
+        try:
+            seconds = _serve(servers[name], settings, shape)
+        except (EngineError, InstallError, OSError) as error:
+            broken.add(name)
+            results.add(SERVED, name, max(number, 0), {}, str(error))
+            say(f"round {number} {SERVED} {name}: FAILED: {error}")
+            continue
+        values = {"healthy": seconds}
+        if turn:
+            results.add(SERVED, name, number, values)
+        say(f"{f'round {number}' if turn else 'not measured:'} {SERVED} {name}: {shown(values)}")
+
+
+def _serve(engine: Engine, settings: Settings, shape: Shape) -> float:
+    engine.python()
+    caches = Caches(cache_root() / "start-caches" / engine.name)
+    with contextlib.closing(Server(engine, settings, shape, caches.variables())) as server:
+        return server.start_seconds
 
 
 def _start(

@@ -30,6 +30,7 @@ METRICS = MappingProxyType(
         "gigabytes": Metric("memory bandwidth, read", "GB/s", True),
         "cold": Metric("start to first token, empty caches", "s", False),
         "warm": Metric("start to first token, filled caches", "s", False),
+        "healthy": Metric("vllm serve until it is healthy, filled caches", "s", False),
         "memory": Metric("peak memory, RSS of all processes", "MiB", False),
         "served": Metric("output throughput", "tok/s", True),
         "itl_p50": Metric("inter-token latency, median", "ms", False),

@@ -6,8 +6,9 @@ import itertools
 import pytest
 
 from benchmarks import scaling_report
-from benchmarks.compare import markdown, report, serving, workloads
+from benchmarks.compare import markdown, report, serving, starts, workloads
 from benchmarks.compare.child import EngineError
+from benchmarks.compare.engines import Engine, Settings, Shape
 from benchmarks.compare.fleet import MOST_STARTS, Fleet
 from benchmarks.compare.order import rotated, turns
 from benchmarks.compare.peers import text_requirements
@@ -309,6 +310,39 @@ def test_pictures_are_drawn_for_metrics_of_several_engines(tmp_path):
     drawn = plots.draw(lines(rows, "trnport"), report.TITLES, {}, tmp_path / "pictures")
     assert [file.name for file in drawn] == ["decode.png"]
     assert drawn[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_servers_start_once_to_fill_caches_and_then_are_measured(tmp_path, monkeypatch):
+    opened = []
+
+    class Server:
+        def __init__(self, engine, settings, shape, caches):
+            if engine.name == "broken":
+                raise EngineError("no server")
+            opened.append((engine.name, caches["TRNPORT_CACHE_DIR"]))
+            self.start_seconds = float(len(opened))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(starts, "Server", Server)
+    monkeypatch.setattr(starts, "cache_root", lambda: tmp_path)
+    engines = [
+        Engine(name, name, "runner", lambda *_: {}, serves=name != "script")
+        for name in ("one", "script", "broken")
+    ]
+    results = Results(tmp_path / "results.csv")
+    results.begin({}, lambda row: False)
+    shape = Shape(256, 8, 256, {})
+    starts.measure_servers(engines, Settings("model"), shape, 2, results)
+    assert opened == [("one", str(tmp_path / "start-caches/one/trnport_cache_dir"))] * 3
+    found = [(row.engine, row.round, row.value) for row in results.rows if not row.error]
+    assert found == [("one", 0, 2.0), ("one", 1, 3.0)]
+    assert [(row.engine, row.error) for row in results.rows if row.error] == [
+        ("broken", "no server")
+    ]
+    starts.measure_servers(engines, Settings("model"), shape, 2, results)  # resumed: all is there
+    assert len(opened) == 3
 
 
 def test_every_workload_has_a_title_and_known_metrics():

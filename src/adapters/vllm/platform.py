@@ -12,6 +12,7 @@ from trnport.adapters.vllm.activation import neuron_device_exists
 from trnport.adapters.vllm.capabilities import Capabilities
 from trnport.adapters.vllm.env import read_environment, set_defaults
 from trnport.adapters.vllm.log import configure_logs, plugin_logger
+from trnport.adapters.vllm.meanwhile import prepare_http_server
 from trnport.adapters.vllm.metric_folder import prepare_metrics
 from trnport.adapters.vllm.replicas import remember_replicas, workers_here
 from trnport.adapters.vllm.shutdown import install_stop_filter
@@ -148,6 +149,7 @@ class NeuronPlatform(Platform):
             _check_model(vllm_config)
             cls.capabilities = Capabilities.of(vllm_config)
             prepare_metrics()
+            prepare_http_server(vllm_config)
 
     @classmethod
     def log_warnings(cls) -> None:

@@ -48,8 +48,13 @@ def pause_collector() -> None:
 
 
 def resume_collector() -> None:
-    """Collect garbage again; the imports are over."""
-    if is_server():
+    """Collect garbage again, except among what the imports made.
+
+    Modules live as long as the process. Unless they are set aside, the next collection searches
+    them all, and so do those with which vLLM ends the start of the server and of its engine.
+    """
+    if is_server() and not gc.isenabled():
+        gc.freeze()
         gc.enable()
 
 

@@ -43,10 +43,11 @@ def rig_of(checkpoint: Path, **settings: Any) -> Rig:
 
 def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a warm start neither traces nor compiles")
+        raise AssertionError("a warm start neither traces nor compiles, and knows its torch")
 
     monkeypatch.setattr(lowering, "trace", refuse)
     monkeypatch.setattr(lowering, "compile_into", refuse)
+    monkeypatch.setattr(lowering.codecache, "torch_key", refuse)  # reads all files of torch
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -53,6 +54,15 @@ def test_products_round_once(native, rows, depth, columns, biased):
         # Half a unit in the last place of bf16, and what the order of an fp32 sum adds.
         error = (got.double() - want).abs()
         assert (error <= want.abs() * 2**-8 + depth**0.5 * 1e-5).all()
+
+
+@given(depth=WIDTHS, columns=WIDTHS)
+def test_packing_moves_every_bit(native, depth, columns):
+    bits = torch.arange(depth * columns).to(torch.int16).view(depth, columns)
+    packed = native.pack("linear", bits.view(BF16)).view(torch.int16)
+    for block, pair in itertools.product(range(columns // 32), range(depth // 2)):
+        want = bits[2 * pair : 2 * pair + 2, 32 * block : 32 * block + 32].T
+        assert torch.equal(packed[block, pair], want)
 
 
 @given(rows=ROWS, hidden=WIDTHS, inner=WIDTHS, biased=st.booleans())

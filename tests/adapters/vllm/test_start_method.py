@@ -120,10 +120,15 @@ def test_a_server_collects_no_garbage_during_its_imports(process, monkeypatch):
     try:
         start_method.pause_collector()
         assert not gc.isenabled()
+        imported = [object(), {}]
         start_method.resume_collector()
-        assert gc.isenabled()
+        assert gc.isenabled() and not any(found is imported for found in gc.get_objects())
+        later = [object(), {}]
+        start_method.resume_collector()  # with a copy of the configuration
+        assert any(found is later for found in gc.get_objects())
         monkeypatch.setattr(sys, "argv", ["script"])
         start_method.pause_collector()
         assert gc.isenabled()
     finally:
+        gc.unfreeze()
         gc.enable()
