@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -28,7 +28,7 @@ SIZE = 6
 class Stack(nn.Module):
     """Layers of several kinds over a residual stream, each with a cache that it writes to.
 
-    Kinds: "a" and "b" are layers with another constant, "c" returns views of what others read.
+    Kinds: "a" and "b" are layers with another constant, "c" also writes to what others write to.
     """
 
     def __init__(self, kinds: str) -> None:
@@ -76,10 +76,11 @@ def parts_of(
     return graphs, plan, program
 
 
-@settings(max_examples=12, deadline=None)
-@given(kinds=st.text("abc", max_size=3), rest=st.text("ab", min_size=1, max_size=2))
-def test_parts_compute_what_the_function_does(kinds: str, rest: str) -> None:
-    kinds += 3 * rest
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example(kinds="bababa")
+@example(kinds="aaaacca")
+@given(kinds=st.text("ab", min_size=6, max_size=9))
+def test_parts_compute_what_the_function_does(kinds: str) -> None:
     x = torch.linspace(-1, 1, 3 * SIZE).view(3, SIZE)
     slots = torch.tensor([2, -1, 1])
     expected_of, module = Stack(kinds), Stack(kinds)
@@ -89,8 +90,8 @@ def test_parts_compute_what_the_function_does(kinds: str, rest: str) -> None:
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
         for mine, other in zip(module.caches, expected_of.caches, strict=True):
             assert torch.equal(mine, other)
-    assert len(plan.calls) >= len(kinds)
-    assert len(graphs) < len(plan.calls)
+    # A tensor that several layers write to would be shared by parts: such a graph stays whole.
+    assert len(plan.calls) == 1 if "c" in kinds else len(plan.calls) > len(graphs)
 
 
 def test_the_middle_of_equal_layers_is_compiled_once_for_any_number() -> None:
