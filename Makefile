@@ -7,8 +7,8 @@ PORT ?= 8000
 # A checkpoint directory; empty: the demo model, which is downloaded and converted once.
 MODEL ?=
 SERVED_NAME ?= smollm2
-# A small server that is soon ready. In float32, because this CPU path is no faster in bfloat16 and
-# the demo model, small and once quantised, is so undecided that bfloat16 rounding changes its answers.
+# A small server that is soon ready: in float32 nothing is compiled. Also, the demo model, small and
+# once quantised, is so undecided that bfloat16 rounding changes its answers.
 SERVE_ARGS ?= --dtype float32 --max-model-len 2048 --max-num-seqs 8 --max-num-batched-tokens 512 \
 	--kv-cache-memory-bytes 1G
 DEMO_ARGS ?= --dtype float32

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -140,9 +141,12 @@ def check_kernels(name: str) -> None:
     """Look up the names in a setting of kernels, without loading any.
 
     Raises:
-        ConfigError: There is no such set or operator; the message lists the names.
+        ConfigError: There is no such set or operator, and the message lists the names; or "native"
+            is among them and there is no C++ compiler.
     """
     KERNEL_SETS.check(name)
+    if "native" in re.split(r"[+:]", name):
+        toolchain.require_toolchain("kernels='native'")
 
 
 def compiler(name: str = "eager") -> Compiler:

@@ -76,6 +76,8 @@ class NeuronConfig:
         "1 to max_num_seqs",
         at_least(1),
         default=1,
+        default_doc="8, or max_num_seqs if that is less, for a server with `native` kernels; else "
+        "1",
     )
     decode_context_length_buckets: tuple[int, ...] | None = option(
         "list of integers or null",
@@ -100,6 +102,8 @@ class NeuronConfig:
         "`torch_cpu`, `native`, `nki`, or as `trnport kernels list` says",
         sets_of_kernels,
         default="torch_cpu",
+        default_doc="`native` for a server in bfloat16, if there is a C++ compiler; else "
+        "`torch_cpu`",
     )
     compiler: str = option(
         "string",
@@ -109,6 +113,7 @@ class NeuronConfig:
         "`eager`, `inductor`, `neuronx`",
         one_of("eager", "inductor", "neuronx"),
         default="eager",
+        default_doc="`inductor` for a server in bfloat16, if there is a C++ compiler; else `eager`",
     )
     warmup: str = option(
         "string",
@@ -221,7 +226,7 @@ class NeuronConfig:
         max_tokens = min(max_num_batched_tokens, max_model_len * _count_of_prefills(given))
         given.setdefault(
             "num_batched_tokens_buckets",
-            default_buckets(SMALLEST_DEFAULT_TOKENS_BUCKET, max_tokens),
+            default_buckets(min(SMALLEST_DEFAULT_TOKENS_BUCKET, max_model_len), max_tokens),
         )
         given.setdefault("num_seqs_buckets", default_buckets(1, max_num_seqs))
         config = cls(**given)
@@ -310,10 +315,10 @@ class NeuronConfig:
 
 
 def default_buckets(smallest: int, limit: int) -> tuple[int, ...]:
-    """Powers of two from ``smallest`` while below ``limit``, then ``limit`` itself.
+    """``smallest``, and twice the last one while below ``limit``, then ``limit`` itself.
 
     Args:
-        smallest: A power of two.
+        smallest: At least 1.
         limit: At least 1.
     """
     buckets = []

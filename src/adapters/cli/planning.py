@@ -24,6 +24,7 @@ from trnport.core.kv.capacity import KVCapacity
 from trnport.core.kv.spec import KVSpec
 from trnport.core.model import model_bytes
 from trnport.models.registry import resolve
+from trnport.serving_defaults import with_defaults
 
 SERVER_SEQS_PER_RANK = 128
 """``vllm serve``'s default of max_num_seqs on a CPU platform, for each rank."""
@@ -141,13 +142,21 @@ def make_plan(
     resolve(hf_config.get("architectures"))
     limits = _fill_in(hf_config, tp, max_model_len, max_num_seqs, max_num_batched_tokens)
     settings = NeuronConfig.from_dict(
-        neuron_config or {}, **attrs.asdict(limits), tp=tp, block_size=block_size
+        with_defaults(
+            neuron_config or {},
+            is_bfloat16=dtype == "bfloat16",
+            max_num_seqs=limits.max_num_seqs,
+        ),
+        **attrs.asdict(limits),
+        tp=tp,
+        block_size=block_size,
     )
     rank = bootstrap.build_model(
         hf_config,
         settings,
         dtype=bootstrap.SUPPORTED_DTYPES[dtype],
         collectives=bootstrap.planned_collectives(tp),
+        kernels=bootstrap.kernels(),  # whichever compute, the sizes are the same
     )
     weight_bytes = model_bytes(rank)
     spec = rank.get_kv_spec()

@@ -30,7 +30,7 @@ from trnport.toolchain import require_toolchain, target
 
 log = structlog.get_logger(__name__)
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Changes with what is stored for a program."""
 
 
@@ -110,7 +110,7 @@ class InductorCompiler(Compiler):
 
     def load(
         self, name: str, function: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[Callable[..., list[Tensor]], Outputs]:
+    ) -> tuple[Callable[[list[Tensor]], list[Tensor]], Outputs]:
         """A program from the store, which is compiled if it is not there."""
         started = time.monotonic()
         state = self.state_of(function)
@@ -174,7 +174,7 @@ class InductorProgram:
         self._known: KnownCall | None = None
         self._frame: list[Any] | None = None
         self._state = State(None)
-        self._run: Callable[..., list[Tensor]] | None = None
+        self._run: Callable[[list[Tensor]], list[Tensor]] | None = None
         self._outputs: Outputs | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ class InductorProgram:
         if self._run is None or self._outputs is None:
             return self.function(*args, **kwargs)  # without a tensor there is nothing to compile
         inputs = [*self._state.tensors(), *[tensor.contiguous() for tensor in tensors]]
-        return self._outputs.fill(iter(self._run(*inputs)))
+        return self._outputs.fill(iter(self._run(inputs)))
 
     def _admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Look closely at a call of a form not met before; the first one loads the program."""

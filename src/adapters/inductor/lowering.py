@@ -20,7 +20,7 @@ from torch._inductor import codecache, cpu_vec_isa, standalone_compile
 from torch._inductor import config as inductor
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
-from torch._inductor.standalone_compile import CompiledArtifact
+from torch._inductor.standalone_compile import AOTCompiledArtifact
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,6 +28,9 @@ from torch.utils._appending_byte_serializer import BytesReader
 
 from trnport.adapters.inductor import cxx_flags, kernel_share, quicker
 from trnport.adapters.inductor.calls import flatten, rebuild
+from trnport.adapters.inductor.cut import cut
+from trnport.adapters.inductor.direct import loaded
+from trnport.adapters.inductor.once import compute_once
 from trnport.adapters.inductor.outputs import Outputs
 from trnport.adapters.inductor.state import State
 
@@ -91,28 +94,25 @@ def compile_into(folder: Path, traced: Traced) -> None:
         traced: The graph.
     """
     _find_instruction_set()
+    compute_once(traced.graph)
+    graphs, plan = cut(traced.graph)
     with (
         _inductor_in(folder / _CODE),
         kernel_share.shared(),
         quicker.codegen(),
+        quicker.buffers(),
         torch.inference_mode(False),
         torch.no_grad(),
     ):
-        artifact = standalone_compile(
-            traced.graph,
-            [*traced.inputs],
-            dynamic_shapes="from_graph",
-            options={"config_patches": {**OPTIONS, _PRECOMPILED_HEADERS: True}},
-            aot=True,
-        )
-        artifact.save(path=str(folder / _PROGRAM))
+        parts = [_compiled(graph) for graph in graphs]
         isa = pick_vec_isa()
         (folder / _INSTRUCTIONS).write_bytes(pickle.dumps((str(isa), vars(isa))))
+    (folder / _PROGRAM).write_bytes(pickle.dumps((plan, parts)))
     (folder / _OUTPUTS).write_bytes(pickle.dumps(traced.outputs))
     _drop_all_but_machine_code(folder / _CODE)
 
 
-def load(folder: Path) -> tuple[Callable[..., list[Tensor]], Outputs]:
+def load(folder: Path) -> tuple[Callable[[list[Tensor]], list[Tensor]], Outputs]:
     """Load a stored program.
 
     Args:
@@ -128,9 +128,23 @@ def load(folder: Path) -> tuple[Callable[..., list[Tensor]], Outputs]:
         mock.patch.object(codecache, "_precompile_header", return_value="none.h"),
         _given_sources(folder / _PROGRAM),
     ):
-        artifact = CompiledArtifact.load(path=str(folder / _PROGRAM))
+        plan, parts = pickle.loads((folder / _PROGRAM).read_bytes())
+        run = plan.runner([loaded(part) for part in parts])
     outputs = pickle.loads((folder / _OUTPUTS).read_bytes())
-    return cast("Callable[..., list[Tensor]]", artifact), outputs
+    return run, outputs
+
+
+def _compiled(graph: GraphModule) -> bytes:
+    with FakeTensorMode():
+        inputs = [_like(n.meta["val"]) for n in graph.graph.nodes if n.op == "placeholder"]
+    artifact = standalone_compile(
+        graph,
+        [*inputs],
+        dynamic_shapes="from_graph",
+        options={"config_patches": {**OPTIONS, _PRECOMPILED_HEADERS: True}},
+        aot=True,
+    )
+    return cast("AOTCompiledArtifact", artifact).serialize()
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -211,10 +211,11 @@ def _check_model(vllm_config: VllmConfig) -> None:
     from trnport.adapters.vllm.refusals import check_supported
     from trnport.adapters.vllm.scheduling import choose_scheduler
     from trnport.adapters.vllm.settings import neuron_config_of
-    from trnport.bootstrap import build_model, planned_collectives
+    from trnport.bootstrap import build_model, kernels, planned_collectives
 
     check_supported(vllm_config)
     neuron_config = neuron_config_of(vllm_config)
+    logger.info_once("neuron_config, defaults filled in: %s", neuron_config.describe())
     choose_scheduler(vllm_config, neuron_config.schedule_policy)
     model_config = vllm_config.model_config
     # On the meta device this costs milliseconds and finds what the architecture refuses here,
@@ -224,6 +225,7 @@ def _check_model(vllm_config: VllmConfig) -> None:
         neuron_config,
         dtype=model_config.dtype,
         collectives=planned_collectives(vllm_config.parallel_config.tensor_parallel_size),
+        kernels=kernels(),  # those that compute may have to be compiled first
         has_lm_head=features_of(vllm_config).generates,
     )
     _choose_prefix_caching(vllm_config, model)

@@ -7,9 +7,12 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from trnport.bootstrap import check_kernels
 from trnport.core.config import NeuronConfig
 from trnport.core.errors import ConfigError
+from trnport.serving_defaults import with_defaults
 
 NAMESPACES = ("neuron_config",)
 """Keys that ``additional_config`` may have."""
@@ -26,7 +29,11 @@ def neuron_config_of(vllm_config: Any) -> NeuronConfig:
     """
     namespaces = check_namespaces(vllm_config.additional_config)
     settings = NeuronConfig.from_dict(
-        dict(namespaces.get("neuron_config") or {}),
+        with_defaults(
+            namespaces.get("neuron_config") or {},
+            is_bfloat16=vllm_config.model_config.dtype == torch.bfloat16,
+            max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        ),
         max_model_len=vllm_config.model_config.max_model_len,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,

@@ -27,7 +27,7 @@ FORCED = [8, 9, 7]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    save_llama(folder, "untied", num_hidden_layers=1)
+    save_llama(folder, "untied", num_hidden_layers=4)
     return folder
 
 

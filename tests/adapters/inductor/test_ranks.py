@@ -51,7 +51,7 @@ def both_ways(collectives: Collectives, folder: Path, programs: Path) -> tuple[A
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("name", "tp"), [("awkward", 3), ("eight_heads", 4)])
 def test_ranks_compute_what_they_do_eagerly(tmp_path: Path, name: str, tp: int) -> None:
-    save_llama(tmp_path / "model", name, num_hidden_layers=1)
+    save_llama(tmp_path / "model", name, num_hidden_layers=4)
     world = GlooWorld(tp, seconds=300)
     run = partial(both_ways, folder=tmp_path / "model", programs=tmp_path / "programs")
     (first, *_), *_ = cold = world.run(run)
