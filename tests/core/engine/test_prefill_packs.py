@@ -156,7 +156,7 @@ def test_every_reachable_program_is_warmed_up() -> None:
 
 def test_settings_know_the_limits() -> None:
     config = NeuronConfig.from_dict({"max_prefills_per_batch": 3}, **LIMITS)
-    assert config.num_batched_tokens_buckets == (128, 192)
+    assert config.num_batched_tokens_buckets == (64, 128, 192)
     for value, said in (
         (0, "at least 1"),
         ("2", "integer"),
