@@ -24,7 +24,6 @@ from torch._inductor.standalone_compile import AOTCompiledArtifact
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._appending_byte_serializer import BytesReader
 
 from trnport.adapters.inductor import cxx_flags, kernel_share, quicker
 from trnport.adapters.inductor.calls import flatten, rebuild
@@ -126,7 +125,6 @@ def load(folder: Path) -> tuple[Callable[[list[Tensor]], list[Tensor]], Outputs]
         # that is missing is an error here, and never compiled unnoticed.
         inductor.patch({**OPTIONS, _PRECOMPILED_HEADERS: True}),
         mock.patch.object(codecache, "_precompile_header", return_value="none.h"),
-        _given_sources(folder / _PROGRAM),
     ):
         plan, parts = pickle.loads((folder / _PROGRAM).read_bytes())
         run = plan.runner([loaded(part) for part in parts])
@@ -168,19 +166,6 @@ def _given_instructions(name: str, found_out: dict[str, Any]) -> Iterator[None]:
         return
     vars(known[0]).update(found_out)
     with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=known):
-        yield
-
-
-@contextmanager
-def _given_sources(program: Path) -> Iterator[None]:
-    """Spare inductor a digest of all files of torch, a fifth of a second in each process.
-
-    It compares the digest with that in a stored program. A program's key has torch's commit.
-    """
-    reader = BytesReader(program.read_bytes())
-    reader.read_bytes()  # the kind of file
-    stored = reader.read_bytes()
-    with mock.patch.object(codecache, "torch_key", return_value=stored):
         yield
 
 
