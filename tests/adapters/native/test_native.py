@@ -247,6 +247,12 @@ tests.test_products_round_once.hypothesis.inner_test(kernels, 5, 64, 96, True)
 tests.test_the_mlp_is_that_of_fp32.hypothesis.inner_test(kernels, 33, 64, 96, True)
 tests.test_products_of_many_rows_come_in_groups_and_parts(kernels, 330, 576)
 tests.test_rows_do_not_depend_on_the_batch(kernels)
+case = dict(
+    kv_heads=2, heads=6, dim=64, size=16, dtype=torch.bfloat16, window=40, has_sinks=True
+)
+tests.test_prefill_attention_is_causal_whatever_is_hidden.hypothesis.inner_test(
+    kernels, tests.TorchCpuKernels(), case, 300, 45, 3
+)
 """
 
 
