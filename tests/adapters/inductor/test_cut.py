@@ -57,6 +57,7 @@ class Stack(nn.Module):
         scale = 0.5 if kind == "b" else 2.0
         for _ in range(10):  # so much that equal layers are worth a cut
             x = x.sin() + 0.1
+        x = x * first[0] + second[1]
         y = torch.where(valid, torch.relu(x @ first), 0) + torch.arange(SIZE)
         cache.view(2, 2, SIZE).flatten(0, 1).index_put_((slots.clamp(min=0),), y * scale)
         padded = torch.zeros(4, SIZE)
