@@ -28,7 +28,8 @@ SIZE = 6
 class Stack(nn.Module):
     """Layers of several kinds over a residual stream, each with a cache that it writes to.
 
-    Kinds: "a" and "b" are layers with another constant, "c" also writes to what others write to.
+    Kinds: "a" and "b" are layers with another constant, "c" also writes to what others write to,
+    "d" has one weight twice.
     """
 
     def __init__(self, kinds: str) -> None:
@@ -38,6 +39,8 @@ class Stack(nn.Module):
         for name in ("first", "second"):
             weights = [torch.randn(SIZE, SIZE, generator=generator) / 3 for _ in kinds]
             setattr(self, name, weights)
+        tied = zip(kinds, self.first, self.second, strict=True)
+        self.second = [first if kind == "d" else second for kind, first, second in tied]
         self.caches = [torch.zeros(4, SIZE) for _ in kinds]
 
     def forward(self, x: Tensor, slots: Tensor) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class Stack(nn.Module):
         scale = 0.5 if kind == "b" else 2.0
         for _ in range(10):  # so much that equal layers are worth a cut
             x = x.sin() + 0.1
+        x = x * first[0] + second[1]
         y = torch.where(valid, torch.relu(x @ first), 0) + torch.arange(SIZE)
         cache.view(2, 2, SIZE).flatten(0, 1).index_put_((slots.clamp(min=0),), y * scale)
         padded = torch.zeros(4, SIZE)
@@ -78,6 +82,7 @@ def parts_of(
 
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example(kinds="bababa")
+@example(kinds="adadadaad")
 @example(kinds="aaaacca")
 @given(kinds=st.text("ab", min_size=6, max_size=9))
 def test_parts_compute_what_the_function_does(kinds: str) -> None:

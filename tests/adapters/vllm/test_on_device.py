@@ -49,6 +49,7 @@ def device(tiny):
         yield engine
 
 
+@pytest.mark.compiled
 def test_greedy_equals_transformers(device, tiny):
     expected = [greedy_reference(tiny[1], ids, 10) for ids in PROMPTS]
     assert generate(device, PROMPTS, 10) == expected

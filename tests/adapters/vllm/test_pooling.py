@@ -48,6 +48,7 @@ def pooler(tiny):
         yield engine
 
 
+@pytest.mark.compiled
 def test_the_last_tokens_state_however_a_prompt_is_chunked(pooler, tiny):
     prompts = [prompt(n, seed=11) for n in (1, 5, 32, 33, 40, 64, 2)]
     expected = torch.stack([last_state(tiny[1], ids) for ids in prompts])

@@ -49,6 +49,7 @@ def check(found, model, ids, count):
         assert set(entries) == {token, *top.indices.tolist()}
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_equal_those_of_transformers_over_any_chunks(llm, tiny, count):
     # Chunks of at most 32: one, several, and one of a single token in front of the last token.
