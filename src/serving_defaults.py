@@ -17,8 +17,9 @@ def with_defaults(
 ) -> dict[str, Any]:
     """Settings as given, and our own choice for those that are absent or null.
 
-    In bfloat16 and with a C++ compiler these are kernels compiled for this processor. In float32,
-    which is for comparing, plain PyTorch computes as it does everywhere else.
+    In bfloat16 and with a C++ compiler these are kernels and programs compiled for this processor.
+    In float32, which is for comparing, plain PyTorch computes as it does everywhere else. Whoever
+    chooses other kernels may not be able to compile them.
 
     Args:
         values: Keys of :class:`trnport.core.config.NeuronConfig`.
@@ -26,9 +27,11 @@ def with_defaults(
         max_num_seqs: Most requests in one step.
     """
     given = {key: value for key, value in values.items() if value is not None}
-    if is_bfloat16 and cxx() is not None:
+    can_compile = is_bfloat16 and cxx() is not None
+    if can_compile:
         given.setdefault("kernels", "native")
-        given.setdefault("compiler", "inductor")
     if given.get("kernels") == "native":
+        if can_compile:
+            given.setdefault("compiler", "inductor")
         given.setdefault("max_prefills_per_batch", min(PREFILLS, max_num_seqs))
     return given

@@ -28,6 +28,8 @@ def test_what_the_user_says_stands(cxx: str | None) -> None:
     own = {"kernels": "torch_cpu", "compiler": "eager", "warmup": None}
     chosen = with_defaults(own, is_bfloat16=True, max_num_seqs=64)
     assert chosen == {"kernels": "torch_cpu", "compiler": "eager"}
+    others = {"kernels": "nki"}  # which no compiler here can read
+    assert with_defaults(others, is_bfloat16=True, max_num_seqs=64) == others
 
 
 def test_native_kernels_take_several_prompts_whoever_chose_them(cxx: str | None) -> None:

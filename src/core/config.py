@@ -113,7 +113,7 @@ class NeuronConfig:
         "`eager`, `inductor`, `neuronx`",
         one_of("eager", "inductor", "neuronx"),
         default="eager",
-        default_doc="`inductor` for a server in bfloat16, if there is a C++ compiler; else `eager`",
+        default_doc="`inductor` for a server in bfloat16 with `native` kernels; else `eager`",
     )
     warmup: str = option(
         "string",

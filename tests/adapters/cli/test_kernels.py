@@ -318,7 +318,7 @@ def test_a_server_refuses_a_set_that_does_not_exist(package: str) -> None:
     def config(kernels: str) -> SimpleNamespace:
         return SimpleNamespace(
             additional_config={"neuron_config": {"kernels": kernels}},
-            model_config=SimpleNamespace(max_model_len=64),
+            model_config=SimpleNamespace(max_model_len=64, dtype=torch.bfloat16),
             scheduler_config=SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64),
             parallel_config=SimpleNamespace(tensor_parallel_size=1),
             cache_config=SimpleNamespace(block_size=32),
