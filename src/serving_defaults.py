@@ -29,6 +29,6 @@ def with_defaults(
     if is_bfloat16 and cxx() is not None:
         given.setdefault("kernels", "native")
         given.setdefault("compiler", "inductor")
-    if given.get("kernels") == "native":
+    if given.get("kernels") in ("native", "native_int8"):
         given.setdefault("max_prefills_per_batch", min(PREFILLS, max_num_seqs))
     return given

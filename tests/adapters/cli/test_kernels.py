@@ -158,6 +158,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str], package: str) -> None:
     assert found["operators"]["mlp"]["sets"] == [
         "torch_cpu",
         "native",
+        "native_int8",
         "nki",
         "mine",
         "shifted",
