@@ -96,8 +96,8 @@ class NeuronConfig:
         "Which set of operators computes the model. `native` is C++ for the host's CPU, compiled "
         "at the first use; in bf16 it is several times as fast as `torch_cpu`. `native_int8` is "
         "the same with linear weights rounded to 8 bits per output column: less exact, half the "
-        "memory, faster decode steps of few requests. `nki` runs our NKI kernels, in a simulator while there is no device: exact about what a kernel does, and "
-        "slow. Sets that packages "
+        "memory, faster decode steps of few requests. `nki` runs our NKI kernels, in a simulator "
+        "while there is no device: exact about what a kernel does, and slow. Sets that packages "
         "bring are named like ours, and `torch_cpu+decode_attention:mine` takes one operator of "
         "another set.",
         "`torch_cpu`, `native`, `native_int8`, `nki`, or as `trnport kernels list` says",
