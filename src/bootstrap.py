@@ -92,14 +92,38 @@ def native_kernels() -> Kernels:
         ConfigError: There is no C++ compiler.
         CompilationError: It failed.
     """
-    from trnport.adapters.native import NativeKernels, load
+    from trnport.adapters.native import NativeKernels
 
-    load(program_cache(), toolchain.require_toolchain("kernels='native'"), toolchain.target())
+    _load_native("native")
     return NativeKernels(TorchCpuKernels())
 
 
+def native_int8_kernels() -> Kernels:
+    """The same kernels with weights of 8 bits.
+
+    Raises:
+        ConfigError: There is no C++ compiler.
+        CompilationError: It failed.
+    """
+    from trnport.adapters.native import NativeInt8Kernels
+
+    _load_native("native_int8")
+    return NativeInt8Kernels(TorchCpuKernels())
+
+
+def _load_native(name: str) -> None:
+    from trnport.adapters.native import load
+
+    load(program_cache(), toolchain.require_toolchain(f"kernels='{name}'"), toolchain.target())
+
+
 KERNEL_SETS = KernelSets(
-    {"torch_cpu": TorchCpuKernels, "native": native_kernels, "nki": nki_kernels}
+    {
+        "torch_cpu": TorchCpuKernels,
+        "native": native_kernels,
+        "native_int8": native_int8_kernels,
+        "nki": nki_kernels,
+    }
 )
 """Every set of kernels by name; :meth:`KernelSets.register` adds one."""
 
@@ -141,12 +165,13 @@ def check_kernels(name: str) -> None:
     """Look up the names in a setting of kernels, without loading any.
 
     Raises:
-        ConfigError: There is no such set or operator, and the message lists the names; or "native"
-            is among them and there is no C++ compiler.
+        ConfigError: There is no such set or operator, and the message lists the names; or one
+            of the native sets is among them and there is no C++ compiler.
     """
     KERNEL_SETS.check(name)
-    if "native" in re.split(r"[+:]", name):
-        toolchain.require_toolchain("kernels='native'")
+    for used in re.split(r"[+:]", name):
+        if used in ("native", "native_int8"):
+            toolchain.require_toolchain(f"kernels='{used}'")
 
 
 def compiler(name: str = "eager") -> Compiler:

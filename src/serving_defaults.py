@@ -8,6 +8,9 @@ from typing import Any
 
 from trnport.toolchain import cxx
 
+NATIVE = ("native", "native_int8")
+"""Sets of kernels in C++, all of whose operators a compiler of programs knows."""
+
 PREFILLS = 8
 """Prompts of a prefill program on kernels that compute several at no extra cost."""
 
@@ -30,7 +33,7 @@ def with_defaults(
     can_compile = is_bfloat16 and cxx() is not None
     if can_compile:
         given.setdefault("kernels", "native")
-    if given.get("kernels") == "native":
+    if given.get("kernels") in NATIVE:
         if can_compile:
             given.setdefault("compiler", "inductor")
         given.setdefault("max_prefills_per_batch", min(PREFILLS, max_num_seqs))

@@ -28,6 +28,10 @@ def test_what_the_user_says_stands(cxx: str | None) -> None:
     own = {"kernels": "torch_cpu", "compiler": "eager", "warmup": None}
     chosen = with_defaults(own, is_bfloat16=True, max_num_seqs=64)
     assert chosen == {"kernels": "torch_cpu", "compiler": "eager"}
+    small = with_defaults({"kernels": "native_int8"}, is_bfloat16=True, max_num_seqs=64)
+    assert small == ({**FAST} if cxx else {"max_prefills_per_batch": 8}) | {
+        "kernels": "native_int8"
+    }
     others = {"kernels": "nki"}  # which no compiler here can read
     assert with_defaults(others, is_bfloat16=True, max_num_seqs=64) == others
 

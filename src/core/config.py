@@ -76,8 +76,8 @@ class NeuronConfig:
         "1 to max_num_seqs",
         at_least(1),
         default=1,
-        default_doc="8, or max_num_seqs if that is less, for a server with `native` kernels; else "
-        "1",
+        default_doc="8, or max_num_seqs if that is less, for a server with `native` kernels, "
+        "8-bit ones or not; else 1",
     )
     decode_context_length_buckets: tuple[int, ...] | None = option(
         "list of integers or null",
@@ -94,12 +94,13 @@ class NeuronConfig:
     kernels: str = option(
         "string",
         "Which set of operators computes the model. `native` is C++ for the host's CPU, compiled "
-        "at the first use; in bf16 it is several times as fast as `torch_cpu`. `nki` runs our NKI "
-        "kernels, in a simulator while there is no device: exact about what a kernel does, and "
-        "slow. Sets that packages "
+        "at the first use; in bf16 it is several times as fast as `torch_cpu`. `native_int8` is "
+        "the same with linear weights rounded to 8 bits per output column: less exact, half the "
+        "memory, faster decode steps of few requests. `nki` runs our NKI kernels, in a simulator "
+        "while there is no device: exact about what a kernel does, and slow. Sets that packages "
         "bring are named like ours, and `torch_cpu+decode_attention:mine` takes one operator of "
         "another set.",
-        "`torch_cpu`, `native`, `nki`, or as `trnport kernels list` says",
+        "`torch_cpu`, `native`, `native_int8`, `nki`, or as `trnport kernels list` says",
         sets_of_kernels,
         default="torch_cpu",
         default_doc="`native` for a server in bfloat16, if there is a C++ compiler; else "

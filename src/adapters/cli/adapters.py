@@ -92,6 +92,7 @@ def _adapters() -> Iterator[Adapter]:
     torch = _packages("torch")
     yield _adapter("Kernels", "torch_cpu", torch)
     yield _adapter("Kernels", "native", inductor_problem)
+    yield _adapter("Kernels", "native_int8", inductor_problem, package="native")
     yield _nki()
     yield _adapter("Collectives", "local", torch)
     yield _adapter("Collectives", "distributed", gloo_problem)
@@ -112,9 +113,9 @@ def _nki() -> Adapter:
     return attrs.evolve(found, note=f"in the simulator: {problem}" if problem else "")
 
 
-def _adapter(port: str, name: str, find_problem: Callable[[], str]) -> Adapter:
+def _adapter(port: str, name: str, find_problem: Callable[[], str], package: str = "") -> Adapter:
     problem = find_problem()
-    exists = importlib.util.find_spec(f"trnport.adapters.{name}") is not None
+    exists = importlib.util.find_spec(f"trnport.adapters.{package or name}") is not None
     reasons = [] if exists else [NOT_IN_RELEASE]
     reasons += [problem] if problem else []
     return Adapter(port, name, not reasons, "; ".join(reasons))

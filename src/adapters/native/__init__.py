@@ -5,7 +5,8 @@ What they cannot take is computed by the set they are given. ``docs/decisions.md
 measured before there was any C++ here.
 """
 
+from trnport.adapters.native.int8 import NativeInt8Kernels
 from trnport.adapters.native.kernels import NativeKernels
 from trnport.adapters.native.library import load
 
-__all__ = ["NativeKernels", "load"]
+__all__ = ["NativeInt8Kernels", "NativeKernels", "load"]

@@ -30,11 +30,15 @@ class NativeKernels(Kernels):
     def pack(self, operator: str, weight: Tensor) -> Tensor:
         """Blocks of 32 columns, pairs of rows side by side: ``[out / 32, in / 2, 32, 2]``."""
         del operator
-        rows, columns = weight.shape
-        if weight.dtype != torch.bfloat16 or rows % _BLOCK or columns % _BLOCK:
+        if not self._can_pack(weight):
             return weight
         packed: Tensor = _ops.pack(weight)
         return packed
+
+    @staticmethod
+    def _can_pack(weight: Tensor) -> bool:
+        rows, columns = weight.shape
+        return weight.dtype == torch.bfloat16 and not rows % _BLOCK and not columns % _BLOCK
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """The other set's."""
@@ -176,7 +180,8 @@ class NativeKernels(Kernels):
         """One call; only what stands between the two products is rounded."""
         weights = (gate_weight, up_weight, down_weight)
         if all(map(_is_packed, weights)):
-            out: Tensor = _ops.mlp(x, *weights, gate_bias, up_bias, down_bias)
+            mlp = _ops.mlp_int8 if gate_weight.dtype == torch.int8 else _ops.mlp
+            out: Tensor = mlp(x, *weights, gate_bias, up_bias, down_bias)
             return out
         return self._base.mlp(x, *weights, gate_bias, up_bias, down_bias)
 
@@ -192,11 +197,12 @@ class NativeKernels(Kernels):
 
 
 def _is_packed(weight: Tensor) -> bool:
-    return weight.dim() == 4
+    return weight.dim() == 4 or weight.dtype == torch.int8
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = _ops.linear(x, weight, bias)
+    linear = _ops.linear_int8 if weight.dtype == torch.int8 else _ops.linear
+    out: Tensor = linear(x, weight, bias)
     return out
 
 

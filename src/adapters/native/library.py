@@ -92,6 +92,9 @@ def _tell_shapes() -> None:
         "pack": _packed,
         "linear": _product,
         "mlp": lambda x, *weights: _product(x, weights[2]),
+        "pack_int8": _packed_int8,
+        "linear_int8": _product,
+        "mlp_int8": lambda x, *weights: _product(x, weights[2]),
         "decode_attention": _like_query,
         "prefill_attention": _like_query,
         "prefill_attention_with_prior": _like_query,
@@ -105,6 +108,11 @@ def _tell_shapes() -> None:
 def _packed(weight: Tensor) -> Tensor:
     rows, columns = weight.shape
     return weight.new_empty(columns // 32, rows // 2, 32, 2)
+
+
+def _packed_int8(weight: Tensor) -> Tensor:
+    rows, columns = weight.shape
+    return weight.new_empty(columns // 32, 4 * 32 + rows * 32, dtype=torch.int8)
 
 
 def _product(x: Tensor, weight: Tensor, *_: Any) -> Tensor:

@@ -158,6 +158,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str], package: str) -> None:
     assert found["operators"]["mlp"]["sets"] == [
         "torch_cpu",
         "native",
+        "native_int8",
         "nki",
         "mine",
         "shifted",
@@ -254,7 +255,10 @@ def test_a_whole_set_of_a_package_is_selected_by_its_name(package: str) -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("cuda", r"'cuda' is not available; choose one of \['broken', 'mine', 'native', 'nki'"),
+        (
+            "cuda",
+            r"'cuda' is not available; choose one of \['broken', 'mine', 'native', 'native_int8'",
+        ),
         ("torch_cpu+mlp:cuda", "'cuda' is not available"),
         ("torch_cpu+mlpp:nki", "no operator is called 'mlpp'; the nearest is 'mlp'"),
         ("mine", "'mine' has only mlp; name a whole set before it, such as 'torch_cpu.mine'"),
@@ -278,7 +282,10 @@ def test_bad_names_are_refused_with_what_there_is(
     ("arguments", "message"),
     [
         (["compare", "mlpp"], "no operator is called 'mlpp'; the nearest is 'mlp' of decode"),
-        (["compare", "mlp", "--b", "cuda"], "choose one of ['native', 'nki', 'torch_cpu']"),
+        (
+            ["compare", "mlp", "--b", "cuda"],
+            "choose one of ['native', 'native_int8', 'nki', 'torch_cpu']",
+        ),
         (["compare", "mlp", "--shape", "heads=3"], "mlp has no size 'heads', only tokens"),
         (["compare", "mlp", "--shape", "tokens=0"], "tokens must be an integer of at least 1"),
         (["compare", "mlp", "--shape", "tokens=x"], "tokens must be an integer"),

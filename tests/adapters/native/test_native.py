@@ -247,6 +247,11 @@ tests.test_products_round_once.hypothesis.inner_test(kernels, 5, 64, 96, True)
 tests.test_the_mlp_is_that_of_fp32.hypothesis.inner_test(kernels, 33, 64, 96, True)
 tests.test_products_of_many_rows_come_in_groups_and_parts(kernels, 330, 576)
 tests.test_rows_do_not_depend_on_the_batch(kernels)
+import tests.adapters.native.test_int8 as int8
+small = int8.packing(int8.NativeInt8Kernels)(tests.TorchCpuKernels())
+int8.test_products_are_those_of_the_rounded_weights.hypothesis.inner_test(small, 5, 64, 96, True)
+int8.test_the_mlp_of_exact_weights_is_that_of_fp32.hypothesis.inner_test(small, 33, 320, 96, True)
+int8.test_exact_weights_give_what_native_gives(small, kernels, 330)
 case = dict(
     kv_heads=2, heads=6, dim=64, size=16, dtype=torch.bfloat16, window=40, has_sinks=True
 )

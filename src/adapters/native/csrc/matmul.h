@@ -47,9 +47,18 @@ struct Ahead {
 
 // ---- one block: out[rows, 32] = x[rows, K] @ block[K, 32], or += -------------------------------
 
+// Weights are bf16, or whole numbers of 8 bits, all of which bf16 has.
 #if defined(__AVX512BF16__)
-template <int ROWS>
-inline void dot_rows(const Rows& x, int64_t first, const bf16* block, int64_t depth, float* out, bool add) {
+inline __m512bh load_pairs(const bf16* at) { return (__m512bh)_mm512_loadu_si512(at); }
+inline __m512bh load_pairs(const int8_t* at) {
+  const auto floats = [](const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  };
+  return _mm512_cvtne2ps_pbh(floats(at + 16), floats(at));
+}
+
+template <int ROWS, class Weight>
+inline void dot_rows(const Rows& x, int64_t first, const Weight* block, int64_t depth, float* out, bool add) {
   out += first * kColumns;
   __m512 sums[ROWS][4];
   for (int row = 0; row < ROWS; ++row) {
@@ -61,12 +70,11 @@ inline void dot_rows(const Rows& x, int64_t first, const bf16* block, int64_t de
   for (int64_t tile = 0; tile < depth; tile += kDepth, start += x.step)
     // Two pairs at a time, each with its own sums: one would wait for the other's result.
     for (int64_t k = 0; k < kDepth; k += 4) {
-      const char* at = reinterpret_cast<const char*>(block + (tile + k) * kColumns);
+      const Weight* at = block + (tile + k) * kColumns;
       __m512bh w[4];
-      for (int i = 0; i < 4; ++i) {
-        w[i] = (__m512bh)_mm512_loadu_si512(at + 64 * i);
-        _mm_prefetch(at + 64 * i + 4096, _MM_HINT_T0);
-      }
+      for (int i = 0; i < 4; ++i) w[i] = load_pairs(at + 32 * i);
+      for (int64_t line = 0; line < static_cast<int64_t>(4 * kColumns * sizeof(Weight)); line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(at) + line + 4096, _MM_HINT_T0);
       for (int row = 0; row < ROWS; ++row) {
         const auto* pairs = reinterpret_cast<const int32_t*>(start + row * x.stride + k);
         const auto one = (__m512bh)_mm512_set1_epi32(pairs[0]);
@@ -83,7 +91,8 @@ inline void dot_rows(const Rows& x, int64_t first, const bf16* block, int64_t de
   }
 }
 
-inline void dot_block(const Rows& x, const bf16* block, int64_t depth, float* out, bool add, Ahead) {
+template <class Weight>
+inline void dot_block(const Rows& x, const Weight* block, int64_t depth, float* out, bool add, Ahead) {
   int64_t row = 0;
   for (; row + 4 <= x.count; row += 4) dot_rows<4>(x, row, block, depth, out, add);
   switch (x.count - row) {
@@ -94,13 +103,14 @@ inline void dot_block(const Rows& x, const bf16* block, int64_t depth, float* ou
   }
 }
 #else
-inline void dot_block(const Rows& x, const bf16* block, int64_t depth, float* out, bool add, Ahead) {
+template <class Weight>
+inline void dot_block(const Rows& x, const Weight* block, int64_t depth, float* out, bool add, Ahead) {
   if (!add) std::fill_n(out, x.count * kColumns, 0.0f);
   for (int64_t k = 0; k < depth; k += 2)
     for (int64_t row = 0; row < x.count; ++row) {
       const bf16* pair = x.data + row * x.stride + k / kDepth * x.step + k % kDepth;
       const float a = pair[0], b = pair[1];
-      const bf16* w = block + k * kColumns;
+      const Weight* w = block + k * kColumns;
       float* sums = out + row * kColumns;
       for (int64_t n = 0; n < kColumns; ++n)
         sums[n] += a * static_cast<float>(w[2 * n]) + b * static_cast<float>(w[2 * n + 1]);
@@ -184,7 +194,7 @@ void with_product(int64_t rows, const Run& run) {
     return run(tile_block);
   }
 #endif
-  run(dot_block);
+  run(dot_block<bf16>);
 }
 
 // Some strips of 32 rows, or one of fewer. The last strip of all ends with the last row, so it may
