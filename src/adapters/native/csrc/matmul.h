@@ -231,8 +231,10 @@ void multiply(
     const Input& x, const Strips& strips, const bf16* block, Product product, ResultBlock* sums, const Done& done) {
   constexpr int64_t kPart = 9;  // of K / 32: 18 KiB of weights
   const int64_t steps = x.depth / kDepth, parts = strips.count == 1 ? 1 : (steps + kPart - 1) / kPart;
-  const char* next = reinterpret_cast<const char*>(block + x.depth * kColumns);
-  const int64_t lines = strips.count == 1 ? 0 : (kDepth + strips.count - 1) / strips.count;
+  // A single strip reads weights as fast as memory gives them, and asks for them a little earlier.
+  constexpr int64_t kNear = 8192 / sizeof(bf16);
+  const char* next = reinterpret_cast<const char*>(block + (strips.count == 1 ? kNear : x.depth * kColumns));
+  const int64_t lines = (kDepth + strips.count - 1) / strips.count;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = steps * part / parts, count = steps * (part + 1) / parts - begin, k = begin * kDepth;
     for (int64_t strip = 0; strip < strips.count; ++strip) {
