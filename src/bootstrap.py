@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +44,7 @@ from trnport.core.kv import DEFAULT_BLOCK_SIZE, KVGroups
 from trnport.core.model import CausalLM
 from trnport.core.ports import Collectives, Compiler, Kernels, KVCacheStore, WeightSource
 from trnport.models.registry import resolve
+from trnport.serving_defaults import NATIVE
 
 _T = TypeVar("_T")
 
@@ -85,43 +85,27 @@ def load_nki(name: str) -> Any:
         ) from error
 
 
-def native_kernels() -> Kernels:
+def native_kernels(name: str = "native") -> Kernels:
     """C++ kernels for this machine's CPU, compiled at the first use and kept.
 
-    Raises:
-        ConfigError: There is no C++ compiler.
-        CompilationError: It failed.
-    """
-    from trnport.adapters.native import NativeKernels
-
-    _load_native("native")
-    return NativeKernels(TorchCpuKernels())
-
-
-def native_int8_kernels() -> Kernels:
-    """The same kernels with weights of 8 bits.
+    Args:
+        name: One of :data:`trnport.serving_defaults.NATIVE`.
 
     Raises:
         ConfigError: There is no C++ compiler.
         CompilationError: It failed.
     """
-    from trnport.adapters.native import NativeInt8Kernels
+    from trnport.adapters import native
 
-    _load_native("native_int8")
-    return NativeInt8Kernels(TorchCpuKernels())
-
-
-def _load_native(name: str) -> None:
-    from trnport.adapters.native import load
-
-    load(program_cache(), toolchain.require_toolchain(f"kernels='{name}'"), toolchain.target())
+    cxx = toolchain.require_toolchain(f"kernels={name!r}")
+    native.load(program_cache(), cxx, toolchain.target())
+    return native.SETS[name](TorchCpuKernels())
 
 
 KERNEL_SETS = KernelSets(
     {
         "torch_cpu": TorchCpuKernels,
-        "native": native_kernels,
-        "native_int8": native_int8_kernels,
+        **{name: functools.partial(native_kernels, name) for name in NATIVE},
         "nki": nki_kernels,
     }
 )
@@ -168,10 +152,9 @@ def check_kernels(name: str) -> None:
         ConfigError: There is no such set or operator, and the message lists the names; or one
             of the native sets is among them and there is no C++ compiler.
     """
-    KERNEL_SETS.check(name)
-    for used in re.split(r"[+:]", name):
-        if used in ("native", "native_int8"):
-            toolchain.require_toolchain(f"kernels='{used}'")
+    for used in KERNEL_SETS.check(name):
+        if used in NATIVE:
+            toolchain.require_toolchain(f"kernels={used!r}")
 
 
 def compiler(name: str = "eager") -> Compiler:

@@ -52,7 +52,6 @@ class Traced:
     """A function as a graph of operators over its state and its arguments' tensors."""
 
     graph: GraphModule
-    inputs: list[Tensor]
     outputs: Outputs
 
 
@@ -82,7 +81,7 @@ def trace(
         with FakeTensorMode():
             fakes = [_like(tensor) for tensor in (*own, *(t.contiguous() for t in tensors))]
         graph = make_fx(flat, tracing_mode="fake")(*fakes)
-    return Traced(graph, fakes, found[-1])
+    return Traced(graph, found[-1])
 
 
 def compile_into(folder: Path, traced: Traced) -> None:

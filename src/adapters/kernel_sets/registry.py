@@ -71,13 +71,17 @@ class KernelSets:
             found.setdefault(point.name, f"package {owner}")
         return found
 
-    def check(self, spelling: str) -> None:
+    def check(self, spelling: str) -> tuple[str, ...]:
         """Look up every name of a spelling; loads nothing.
+
+        Returns:
+            The names of its sets.
 
         Raises:
             ConfigError: A name does not exist; the message lists those that do.
         """
-        for operator, name in _parts(spelling):
+        parts = _parts(spelling)
+        for operator, name in parts:
             self._find(spelling, name)
             if operator is not None and operator not in operator_names():
                 near = difflib.get_close_matches(operator, operator_names(), n=1, cutoff=0.0)[0]
@@ -85,6 +89,7 @@ class KernelSets:
                     f"kernels={spelling!r}: no operator is called {operator!r}; the nearest is "
                     f"{near!r} of {', '.join(operator_names())}"
                 )
+        return tuple(name for _, name in parts)
 
     def build(self, spelling: str, overrides: Mapping[str, Factory] | None = None) -> Kernels:
         """The set that a spelling describes.

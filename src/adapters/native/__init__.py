@@ -9,4 +9,7 @@ from trnport.adapters.native.int8 import NativeInt8Kernels
 from trnport.adapters.native.kernels import NativeKernels
 from trnport.adapters.native.library import load
 
-__all__ = ["NativeInt8Kernels", "NativeKernels", "load"]
+__all__ = ["SETS", "NativeInt8Kernels", "NativeKernels", "load"]
+
+SETS = {kind.name: kind for kind in (NativeKernels, NativeInt8Kernels)}
+"""By the name that a setting has for them."""

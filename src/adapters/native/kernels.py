@@ -79,7 +79,7 @@ class NativeKernels(Kernels):
             return self._base.prefill_attention(
                 q, k, v, valid, scale=scale, sliding_window=sliding_window, sinks=sinks
             )
-        sinks = None if sinks is None else sinks.to(q.dtype)
+        sinks = _in_dtype_of(q, sinks)
         out: Tensor = _ops.prefill_attention(q, k, v, valid, scale, sliding_window, sinks)
         return out
 
@@ -104,7 +104,7 @@ class NativeKernels(Kernels):
                 q, k, v, valid, k_cache, v_cache, block_table, cached_seq_len,
                 scale=scale, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
-        sinks = None if sinks is None else sinks.to(q.dtype)
+        sinks = _in_dtype_of(q, sinks)
         out: Tensor = _ops.prefill_attention_with_prior(
             q, k, v, valid, k_cache, v_cache, block_table, cached_seq_len, scale, sliding_window,
             sinks,
@@ -130,7 +130,7 @@ class NativeKernels(Kernels):
                 q, k, v, query_start_loc, prefix,
                 scale=scale, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
-        sinks = None if sinks is None else sinks.to(q.dtype)
+        sinks = _in_dtype_of(q, sinks)
         out: Tensor = _ops.packed_prefill_attention(
             q, k, v, query_start_loc, *(prefix or (None, None, None, None)), scale, sliding_window,
             sinks,
@@ -155,7 +155,7 @@ class NativeKernels(Kernels):
                 q, k_cache, v_cache, block_table, positions,
                 scale=scale, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
-        sinks = None if sinks is None else sinks.to(q.dtype)
+        sinks = _in_dtype_of(q, sinks)
         out: Tensor = _ops.decode_attention(
             q, k_cache, v_cache, block_table, positions, scale, sliding_window, sinks
         )
@@ -204,6 +204,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     linear = _ops.linear_int8 if weight.dtype == torch.int8 else _ops.linear
     out: Tensor = linear(x, weight, bias)
     return out
+
+
+def _in_dtype_of(q: Tensor, sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks.to(q.dtype)
 
 
 def _can_prefill(q: Tensor) -> bool:
